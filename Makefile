@@ -1,0 +1,45 @@
+# `make test` and `make run` need only Python >= 3.11, make and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: help test run lint types pytest bench golden format clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: lint types pytest  ## install, lint, type-check, test
+
+run: $(STAMP)  ## compare the schedulers on a built-in cluster under skewed traffic
+	$(BIN)/moeyard schedule h200-4x8 zipf:0.9 --mb 256
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+pytest: $(STAMP)  ## the tests alone
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+bench: $(STAMP)  ## planning speed and schedule quality, measured here
+	$(BIN)/python -m bench
+
+golden: $(STAMP)  ## rewrite the golden figures from what the code does now
+	$(BIN)/python -m bench --golden
+
+format: $(STAMP)  ## ruff: rewrite in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,hf,lab]'
+	touch $@
