@@ -1,0 +1,63 @@
+"""Who hosts which expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moeyard.arrays import BoolArray, IntArray, frozen
+from moeyard.errors import InvalidPlacement
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """home_E[e]: the rank that owns expert e. hosts_ER[e, r]: rank r holds e, as its home or as a replica."""
+
+    home_E: IntArray
+    hosts_ER: BoolArray
+    planner: str = ""
+
+    def __init__(self, home_E: ArrayLike, hosts_ER: ArrayLike, planner: str = "") -> None:
+        home = np.array(home_E, dtype=np.int64)
+        hosts = np.array(hosts_ER, dtype=np.bool_)
+        if hosts.ndim != 2 or home.shape != hosts.shape[:1]:
+            raise InvalidPlacement(f"home {home.shape} and hosts {hosts.shape} must be [expert] and [expert, rank]")
+        bad = (home < 0) | (home >= hosts.shape[1])
+        if bad.any():
+            e = int(np.argmax(bad))
+            raise InvalidPlacement(f"expert {e} has home {home[e]}, but ranks are 0..{hosts.shape[1] - 1}")
+        missing = ~hosts[np.arange(len(home)), home]
+        if missing.any():
+            e = int(np.argmax(missing))
+            raise InvalidPlacement(f"expert {e} is not hosted by its home, rank {home[e]}; set hosts_ER[{e}, {home[e]}]")
+        object.__setattr__(self, "home_E", frozen(home))
+        object.__setattr__(self, "hosts_ER", frozen(hosts))
+        object.__setattr__(self, "planner", planner)
+
+    @classmethod
+    def of_homes(cls, home_E: ArrayLike, num_ranks: int, planner: str = "") -> Placement:
+        """Every expert on its home alone."""
+        home = np.asarray(home_E, dtype=np.int64)
+        return cls(home, home[:, None] == np.arange(num_ranks), planner)
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.hosts_ER.shape[0])
+
+    @property
+    def num_ranks(self) -> int:
+        return int(self.hosts_ER.shape[1])
+
+    @cached_property
+    def copies(self) -> int:
+        """Replicas: hosts that are not homes."""
+        return int(self.hosts_ER.sum()) - self.num_experts
+
+    @cached_property
+    def replicas_R(self) -> IntArray:
+        """Slots that each rank uses for replicas."""
+        hosted = self.hosts_ER.sum(axis=0)
+        return frozen(hosted - np.bincount(self.home_E, minlength=self.num_ranks))
