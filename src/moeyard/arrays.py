@@ -1,0 +1,44 @@
+"""Array types, and the one way in which a frozen dataclass takes an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moeyard.errors import MoeyardError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, made read-only."""
+    array.setflags(write=False)
+    return array
+
+
+def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:
+    """A frozen int64 copy of a matrix of row counts: two axes, whole numbers, none negative."""
+    array = np.asarray(values)
+    if array.ndim != 2 or 0 in array.shape:
+        raise error(f"{what} must be a matrix {shape}, got shape {array.shape}")
+    if array.dtype.kind not in "iub":
+        if array.dtype.kind != "f":
+            raise error(f"{what} must hold whole numbers of rows, got dtype {array.dtype}")
+        bad = ~(np.isfinite(array) & (array == np.floor(array)))
+        if bad.any():
+            i, j = np.argwhere(bad)[0]
+            raise error(f"{what}[{i}, {j}] is {array[i, j]}; give whole, finite numbers of rows")
+        bad = np.abs(array) >= 2.0**62
+        if bad.any():
+            i, j = np.argwhere(bad)[0]
+            raise error(f"{what}[{i}, {j}] is {array[i, j]:g}; row counts must stay below 2**62")
+    counts: IntArray = np.array(array, dtype=np.int64, order="C")
+    if counts.min() < 0:
+        i, j = np.argwhere(counts < 0)[0]
+        raise error(f"{what}[{i}, {j}] is {array[i, j]}; give row counts that are zero or more")
+    frozen(counts)
+    return counts

@@ -1,0 +1,158 @@
+"""The machines: nodes of ranks, their ports, and how ports lose capacity when shared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.errors import InvalidCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One full-duplex attachment point. Bandwidth is per direction."""
+
+    bandwidth: float  # bytes per second
+    latency: float  # seconds, charged once per message
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):  # also rejects nan
+            raise InvalidCluster(f"port bandwidth must be positive and finite, got {self.bandwidth!r} bytes/s")
+        if not (self.latency >= 0 and math.isfinite(self.latency)):
+            raise InvalidCluster(f"port latency must be zero or more and finite, got {self.latency!r} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What sharing costs: a nic's or wan port's capacity, per direction, is divided by `factor(flows)`."""
+
+    loss: float = 0.0
+    knee: float = 1
+    ceiling: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.loss >= 0 and math.isfinite(self.loss)):
+            raise InvalidCluster(f"contention loss must be zero or more and finite, got {self.loss!r}")
+        if not (self.knee >= 0 and math.isfinite(self.knee)):
+            raise InvalidCluster(f"contention knee must be zero or more and finite, got {self.knee!r}")
+        if not self.ceiling >= 1:
+            raise InvalidCluster(f"contention ceiling must be at least 1, got {self.ceiling!r}")
+
+    def factor(self, flows: float) -> float:
+        """How many times longer the port takes while `flows` messages are in progress on it."""
+        return min(self.ceiling, 1.0 + self.loss * max(0.0, flows - self.knee))
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """`nodes` hosts of `ranks_per_node` ranks, numbered node-major.
+
+    A message inside a node uses the scale-up ports of its two ranks; between nodes it leaves by the sender's
+    nic and enters by the receiver's; between datacenters it crosses both wan ports too. It pays one latency:
+    that of the widest of these networks. Equal local ranks share a rail, others cross the spine.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    scale_up: Port
+    scale_out: Port
+    nics_per_node: int = None  # type: ignore[assignment]  # default one per rank; fewer are shared by neighbours
+    datacenters: int = 1
+    wan: Port | None = None  # per datacenter and direction
+    rails: FloatArray = field(default=None, repr=False)  # type: ignore[assignment]  # (nodes, nics): 1 healthy, 0 dead
+    speed: FloatArray = field(default=None, repr=False)  # type: ignore[assignment]  # per rank: 1 = the ModelSpec's rate
+    contention: Contention = Contention()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("nodes", "ranks_per_node", "datacenters"):
+            _whole(what, getattr(self, what))
+        if self.nics_per_node is None:
+            object.__setattr__(self, "nics_per_node", self.ranks_per_node)
+        _whole("nics_per_node", self.nics_per_node)
+        if self.nics_per_node > self.ranks_per_node:
+            raise InvalidCluster(
+                f"nics_per_node is {self.nics_per_node} but a node has {self.ranks_per_node} ranks; "
+                f"use at most one nic per rank"
+            )
+        if self.nodes % self.datacenters:
+            raise InvalidCluster(
+                f"{self.nodes} nodes do not divide into {self.datacenters} datacenters; use a multiple"
+            )
+        if self.datacenters > 1 and self.wan is None:
+            raise InvalidCluster(f"{self.datacenters} datacenters need a wan port; give wan=Port(bandwidth, latency)")
+        nics = (self.nodes, self.nics_per_node)
+        object.__setattr__(self, "rails", _factors("rails", self.rails, nics, zero_ok=True))
+        object.__setattr__(self, "speed", _factors("speed", self.speed, (self.num_ranks,), zero_ok=False))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def nodes_per_datacenter(self) -> int:
+        return self.nodes // self.datacenters
+
+    @cached_property
+    def nic_G(self) -> IntArray:
+        """The nic of each local rank."""
+        return frozen(np.arange(self.ranks_per_node) * self.nics_per_node // self.ranks_per_node)
+
+    @cached_property
+    def carrier_M(self) -> IntArray:
+        """The local rank that carries a rail: the first of those on its nic."""
+        return frozen(np.searchsorted(self.nic_G, np.arange(self.nics_per_node)))
+
+    def nic(self, rank: int) -> tuple[int, int]:
+        """(node, nic) of a rank."""
+        node, local = divmod(rank, self.ranks_per_node)
+        return node, int(self.nic_G[local])
+
+    def node(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+    def datacenter(self, node: int) -> int:
+        return node // self.nodes_per_datacenter
+
+    def latency(self, src: int, dst: int) -> float:
+        """Seconds that a message from rank `src` to rank `dst` waits before its first byte moves."""
+        k, f = self.node(src), self.node(dst)
+        if k == f:
+            return self.scale_up.latency
+        if self.wan is not None and self.datacenter(k) != self.datacenter(f):
+            return self.wan.latency
+        return self.scale_out.latency
+
+    def but(self, **changes: object) -> Cluster:
+        """The same cluster with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @staticmethod
+    def load(source: str) -> Cluster:
+        """From a TOML file, or a preset by name (`moeyard clusters` lists them)."""
+        from moeyard.formats import load_cluster
+
+        return load_cluster(source)
+
+
+def _whole(what: str, value: object) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise InvalidCluster(f"{what} must be a whole number of at least 1, got {value!r}")
+
+
+def _factors(what: str, values: ArrayLike | None, shape: tuple[int, ...], zero_ok: bool) -> FloatArray:
+    array: FloatArray = np.ones(shape) if values is None else np.array(values, dtype=np.float64)
+    if array.shape != shape:
+        raise InvalidCluster(f"{what} must have shape {shape}, got {array.shape}")
+    bad = ~(np.isfinite(array) & ((array >= 0) if zero_ok else (array > 0)))
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        least = "zero or more (0 = dead)" if zero_ok else "positive"
+        raise InvalidCluster(f"{what}{list(at)} is {array[at]}; factors must be finite and {least}")
+    frozen(array)
+    return array

@@ -1,0 +1,54 @@
+"""What must cross: rows per rank pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from moeyard.arrays import IntArray, frozen, row_counts
+from moeyard.errors import InvalidTraffic
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """rows[src, dst] token rows of `row_bytes` each. The diagonal stays on the rank."""
+
+    rows: IntArray
+    row_bytes: int
+
+    def __init__(self, rows: ArrayLike, row_bytes: int) -> None:
+        counts = row_counts(rows, "traffic", "[src, dst]", InvalidTraffic)
+        if counts.shape[0] != counts.shape[1]:
+            raise InvalidTraffic(
+                f"traffic must be square, one row and one column per rank, got shape {counts.shape}"
+            )
+        if int(row_bytes) != row_bytes or row_bytes < 1:
+            raise InvalidTraffic(f"row_bytes must be a whole number of at least 1, got {row_bytes!r}")
+        object.__setattr__(self, "rows", counts)
+        object.__setattr__(self, "row_bytes", int(row_bytes))
+
+    @property
+    def num_ranks(self) -> int:
+        return int(self.rows.shape[0])
+
+    @cached_property
+    def transposed(self) -> Traffic:
+        """The traffic of the way back."""
+        return Traffic(self.rows.T, self.row_bytes)
+
+    def input_offsets(self, rank: int) -> IntArray:
+        """Where the block for each target starts in `rank`'s input."""
+        return _starts(self.rows[rank])
+
+    def output_offsets(self, rank: int) -> IntArray:
+        """Where the block from each origin starts in `rank`'s output."""
+        return _starts(self.rows[:, rank])
+
+
+def _starts(lengths: IntArray) -> IntArray:
+    starts: IntArray = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return frozen(starts)
