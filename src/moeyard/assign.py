@@ -4,28 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from moeyard.arrays import IntArray, frozen
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.kernels import assign as kernel
+from moeyard.kernels.quota import quota_shares
 from moeyard.placement import Placement
 
-Policy = Callable[[Cluster, Demand, Placement], IntArray]
+Policy = Callable[[Cluster, Demand, Placement], IntArray]  # -> runs [(src, expert, host, rows), run]
+
+
+def _group_sizes(cluster: Cluster) -> tuple[int, int]:
+    return cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter
 
 
 def _home(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
-    return kernel.assign_home(demand.rows, placement.home_E)  # type: ignore[no-any-return]
+    """All rows to the home; replicas serve nothing."""
+    only_home = Placement.of_homes(placement.home_E, placement.num_ranks)
+    return kernel.assign_own(demand.rows, placement.home_E, only_home.hosts_ER)  # type: ignore[no-any-return]
+
+
+def _own(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
+    """A replica serves its own rank's rows only, the home all others: how FasterMoE and Pro-Prophet use replicas."""
+    return kernel.assign_own(demand.rows, placement.home_E, placement.hosts_ER)  # type: ignore[no-any-return]
+
+
+def _local_first(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
+    """The nearest host: own rank, then node, then datacenter, then any; equally near hosts share the sources."""
+    ptr, host = kernel.hosts_of(placement.hosts_ER)
+    return kernel.assign_nearest(demand.rows, ptr, host, *_group_sizes(cluster))  # type: ignore[no-any-return]
+
+
+def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
+    """Every host of an expert serves the same number of its rows, near sources first."""
+    ptr, host = kernel.hosts_of(placement.hosts_ER)
+    share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
+    return kernel.assign_shares(demand.rows, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
+
+
+def _quota(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
+    """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
+    ptr, host = kernel.hosts_of(placement.hosts_ER)
+    share, _ = quota_shares(demand.rows, ptr, host, cluster.speed, *_group_sizes(cluster))
+    return kernel.assign_shares(demand.rows, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
 
 ASSIGNERS: dict[str, Policy] = {
     "home": _home,
+    "own": _own,
+    "local_first": _local_first,
+    "even": _even,
+    "quota": _quota,
 }
 
 
 def assign(cluster: Cluster, demand: Demand, placement: Placement, policy: str = "auto") -> Assignment:
-    """Every row exactly once to a host of its expert."""
+    """Every row exactly once to a host of its expert, by one of ASSIGNERS, in whole rows, deterministically."""
     if not (demand.num_ranks == cluster.num_ranks == placement.num_ranks):
         raise InvalidDemand(
             f"the demand has {demand.num_ranks} ranks, the placement {placement.num_ranks}, "
@@ -33,10 +71,13 @@ def assign(cluster: Cluster, demand: Demand, placement: Placement, policy: str =
         )
     if demand.num_experts != placement.num_experts:
         raise InvalidPlacement(
-            f"the demand has {demand.num_experts} experts, the placement {placement.num_experts}; plan for this demand"
+            f"the demand has {demand.num_experts} experts, the placement {placement.num_experts}; "
+            f"place the experts of this demand"
         )
-    name = "home" if policy == "auto" and "auto" not in ASSIGNERS else policy
+    name = "quota" if policy == "auto" and "auto" not in ASSIGNERS else policy
     if name not in ASSIGNERS:
-        raise UnknownName.of("assignment policy", policy, ASSIGNERS)
-    src, expert, host, rows = (frozen(column) for column in ASSIGNERS[name](cluster, demand, placement))
+        raise UnknownName.of("assignment policy", policy, [*ASSIGNERS, "auto"])
+    src, expert, host, rows = (
+        frozen(np.ascontiguousarray(c)) for c in ASSIGNERS[name](cluster, demand, placement)
+    )
     return Assignment(cluster.num_ranks, src, expert, host, rows)

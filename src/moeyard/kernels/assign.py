@@ -1,4 +1,9 @@
-"""Rows of (src, expert) to hosts of the expert. Runs: int64 columns (src, expert, host, rows), sorted by the first three."""
+"""Rows of (src, expert) to hosts of the expert.
+
+Runs: int64 rows (src, expert, host, rows), sorted by the first three. Hosts of expert e: host_X[ptr_E[e]:ptr_E[e+1]],
+ascending. share_X: how many rows of its expert each of these hosts serves.
+Groups nest: own rank, node, datacenter, all; each is a contiguous range of ranks, given by its size.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,28 @@ from numba import njit
 
 
 @njit(cache=True)
-def assign_home(rows_RE, home_E):
-    """All rows to the home."""
+def hosts_of(hosts_ER):
+    """(ptr_E, host_X) of a host table."""
+    experts, ranks = hosts_ER.shape
+    ptr = np.zeros(experts + 1, np.int64)
+    for e in range(experts):
+        n = 0
+        for r in range(ranks):
+            n += hosts_ER[e, r]
+        ptr[e + 1] = ptr[e] + n
+    host = np.empty(ptr[experts], np.int64)
+    x = 0
+    for e in range(experts):
+        for r in range(ranks):
+            if hosts_ER[e, r]:
+                host[x] = r
+                x += 1
+    return ptr, host
+
+
+@njit(cache=True)
+def assign_own(rows_RE, home_E, hosts_ER):
+    """A host serves its own rank's rows, the home all others."""
     ranks, experts = rows_RE.shape
     n = 0
     for r in range(ranks):
@@ -19,6 +44,176 @@ def assign_home(rows_RE, home_E):
     for r in range(ranks):
         for e in range(experts):
             if rows_RE[r, e] > 0:
-                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, home_E[e], rows_RE[r, e]
+                host = r if hosts_ER[e, r] else home_E[e]
+                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, host, rows_RE[r, e]
                 n += 1
     return runs
+
+
+@njit(cache=True)
+def assign_nearest(rows_RE, ptr_E, host_X, node_size, datacenter_size):
+    """The nearest host: own rank, node, datacenter, any; among equals number src mod count, so that they share."""
+    ranks, experts = rows_RE.shape
+    n = 0
+    for r in range(ranks):
+        for e in range(experts):
+            n += rows_RE[r, e] > 0
+    runs = np.empty((4, n), np.int64)
+    n = 0
+    sizes = (1, node_size, datacenter_size, ranks)
+    for r in range(ranks):
+        for e in range(experts):
+            if rows_RE[r, e] == 0:
+                continue
+            first = last = ptr_E[e]
+            for size in sizes:
+                low = r // size * size
+                first = ptr_E[e]
+                while first < ptr_E[e + 1] and host_X[first] < low:
+                    first += 1
+                last = first
+                while last < ptr_E[e + 1] and host_X[last] < low + size:
+                    last += 1
+                if last > first:
+                    break
+            host = host_X[first + r % (last - first)]
+            runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, host, rows_RE[r, e]
+            n += 1
+    return runs
+
+
+@njit(cache=True)
+def even_shares(rows_E, ptr_E):
+    """Every host of an expert serves the same number of its rows; what does not divide is handed out from host e on."""
+    share = np.zeros(ptr_E[-1], np.int64)
+    for e in range(len(rows_E)):
+        n = ptr_E[e + 1] - ptr_E[e]
+        for k in range(n):
+            share[ptr_E[e] + (e + k) % n] = rows_E[e] // n + (k < rows_E[e] % n)
+    return share
+
+
+@njit(cache=True)
+def _portions(left, first, last, total, want, start, out):
+    """out[i] <= left[i] for i in [first, last), in proportion to left, together `want` <= total."""
+    budget = want
+    ratio = want / total
+    for i in range(first, last):
+        out[i] = min(budget, min(left[i], int(left[i] * ratio)))
+        budget -= out[i]
+    i = first + start % (last - first)
+    while budget > 0:  # what the rounding left over
+        more = min(budget, min(left[i] - out[i], 1 + budget // (last - first)))
+        out[i] += more
+        budget -= more
+        i = i + 1 if i + 1 < last else first
+
+
+@njit(cache=True)
+def _match(e, left_R, hosts, left_K, low, high, take, give, found, runs, n):
+    """Match what is left of the sources and hosts in ranks [low, high), each in proportion; appends runs."""
+    first = np.searchsorted(hosts, low)
+    last = np.searchsorted(hosts, high)
+    if first == last:
+        return n
+    rows = np.int64(0)
+    for r in range(low, high):
+        rows += left_R[r]
+    room = np.int64(0)
+    for k in range(first, last):
+        room += left_K[k]
+    moved = min(rows, room)
+    if moved == 0:
+        return n
+    _portions(left_R, low, high, rows, moved, e, take)
+    _portions(left_K, first, last, room, moved, e, give)
+    k = first
+    for r in range(low, high):
+        left_R[r] -= take[r]
+        while take[r] > 0:
+            while give[k] == 0:
+                k += 1
+            m = min(take[r], give[k])
+            take[r] -= m
+            give[k] -= m
+            left_K[k] -= m
+            if found[r, k] < 0:
+                found[r, k] = n
+                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[k], 0
+                n += 1
+            runs[3, found[r, k]] += m
+    return n
+
+
+@njit(cache=True)
+def _stable_pass(keys, order, buckets):
+    """`order` re-ordered so that keys[order] ascends; equal keys keep their order."""
+    place = np.zeros(buckets + 1, np.int64)
+    for i in order:
+        place[keys[i] + 1] += 1
+    for b in range(buckets):
+        place[b + 1] += place[b]
+    out = np.empty(len(order), np.int64)
+    for i in order:
+        out[place[keys[i]]] = i
+        place[keys[i]] += 1
+    return out
+
+
+@njit(cache=True)
+def _sorted_runs(runs, n, ranks, experts):
+    """The first n runs, sorted by (src, expert, host)."""
+    order = _stable_pass(runs[2], np.arange(n), ranks)
+    order = _stable_pass(runs[1], order, experts)
+    order = _stable_pass(runs[0], order, ranks)
+    out = np.empty((4, n), np.int64)
+    for at in range(n):
+        for c in range(4):
+            out[c, at] = runs[c, order[at]]
+    return out
+
+
+@njit(cache=True)
+def assign_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
+    """Rows to hosts so that each host gets its share and as few rows as possible leave their rank, node, datacenter.
+
+    Nearest groups are matched first, which is optimal because the groups nest; inside a group every source has the
+    same part of the near room, so that no nic is favoured.
+    """
+    ranks, experts = rows_RE.shape
+    most = 0
+    room = 0
+    for e in range(experts):
+        k = ptr_E[e + 1] - ptr_E[e]
+        most = max(most, k)
+        room += ranks if k == 1 else min(ranks * k, 4 * (ranks + k))
+    runs = np.empty((4, room), np.int64)
+    n = 0
+    found = np.empty((ranks, most), np.int64)
+    left_R = np.empty(ranks, np.int64)
+    take = np.empty(ranks, np.int64)
+    give = np.empty(most, np.int64)
+    for e in range(experts):
+        hosts = host_X[ptr_E[e] : ptr_E[e + 1]]
+        if len(hosts) == 1:
+            for r in range(ranks):
+                if rows_RE[r, e] > 0:
+                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_RE[r, e]
+                    n += 1
+            continue
+        left_K = share_X[ptr_E[e] : ptr_E[e + 1]].copy()
+        left_R[:] = rows_RE[:, e]
+        found[:, : len(hosts)] = -1
+        for k in range(len(hosts)):
+            r = hosts[k]
+            m = min(left_R[r], left_K[k])
+            if m > 0:
+                left_R[r] -= m
+                left_K[k] -= m
+                found[r, k] = n
+                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, r, m
+                n += 1
+        for size in (node_size, datacenter_size, ranks):
+            for low in range(0, ranks, size):
+                n = _match(e, left_R, hosts, left_K, low, low + size, take, give, found, runs, n)
+    return _sorted_runs(runs, n, ranks, experts)

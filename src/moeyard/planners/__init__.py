@@ -39,7 +39,9 @@ def place(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; give one row of counts per rank"
         )
     if slots is not None and slots < 0:
-        raise InvalidPlacement(f"slots is {slots}; give zero or more replica slots per rank, or None for no cap")
+        raise InvalidPlacement(
+            f"slots is {slots}; give zero or more replica slots per rank, or None for no cap"
+        )
     name = "static" if planner == "auto" and "auto" not in PLANNERS else planner
     if name not in PLANNERS:
         raise UnknownName.of("planner", planner, PLANNERS)
