@@ -8,7 +8,7 @@ from moeyard.errors import MoeyardError
 
 _SCALE = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}  # to divide by: 10 us is 1e-05 exactly
 _QUANTITY = re.compile(r"^\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*(?:/s)?)\s*$")
 
 
@@ -49,7 +49,9 @@ def parse_bandwidth(text: str | float) -> float:
     number, unit = _split(text, 'a rate such as "400 Gbit/s" or "48.85 GB/s"')
     rate = number if not unit else _bytes(number, unit.removesuffix("/s")) if unit.endswith("/s") else None
     if rate is None:
-        raise MoeyardError(f'unknown unit {unit!r} in {text!r}; write a rate such as "400 Gbit/s" or "48.85 GB/s"')
+        raise MoeyardError(
+            f'unknown unit {unit!r} in {text!r}; write a rate such as "400 Gbit/s" or "48.85 GB/s"'
+        )
     return rate
 
 
@@ -58,10 +60,10 @@ def parse_seconds(text: str | float) -> float:
     if isinstance(text, (int, float)):
         return float(text)
     number, unit = _split(text, 'a time such as "10 us"')
-    scale = _SECONDS.get(unit or "s")
-    if scale is None:
+    per_second = _PER_SECOND.get(unit or "s")
+    if per_second is None:
         raise MoeyardError(f'unknown unit {unit!r} in {text!r}; write a time such as "10 us"')
-    return number * scale
+    return number / per_second
 
 
 def show_seconds(seconds: float) -> str:

@@ -1,0 +1,159 @@
+"""Demand and traffic as .npy, .npz or .csv, traces as .npz."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeyard.demand import Demand
+from moeyard.errors import InvalidFile
+from moeyard.formats.strict import PathLike, named, short
+from moeyard.trace import Trace
+from moeyard.traffic import Traffic
+
+ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
+
+
+def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
+    """rows[src, dst] from .npy, .npz or .csv. `row_bytes`: what is given here, else the .npz's own, else ROW_BYTES."""
+    arrays = _read_arrays(path)
+    if row_bytes is None:
+        row_bytes = _scalar(path, arrays, "row_bytes", ROW_BYTES)
+    with named(path):
+        return Traffic(_rows(path, arrays), row_bytes)
+
+
+def load_demand(path: PathLike) -> Demand:
+    """rows[rank, expert] from .npy, .npz or .csv."""
+    arrays = _read_arrays(path)
+    with named(path):
+        return Demand(_rows(path, arrays))
+
+
+def load_trace(path: PathLike) -> Trace:
+    """An .npz with counts[record, layer, rank, expert], and perhaps steps[record] and meta (JSON)."""
+    arrays = _read_arrays(path)
+    if "counts" not in arrays:
+        raise InvalidFile(f"{path}: no array 'counts', only {', '.join(sorted(arrays))}; a trace needs it")
+    try:
+        meta = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
+    except json.JSONDecodeError as error:
+        raise InvalidFile(f"{path}: meta is not JSON: {error}") from error
+    if not isinstance(meta, dict):
+        raise InvalidFile(f"{path}: meta must be a JSON object, got {short(meta)}")
+    with named(path):
+        return Trace(arrays["counts"], arrays.get("steps"), meta)
+
+
+def save_traffic(traffic: Traffic, path: PathLike) -> None:
+    """As .npz (with row_bytes), .npy or .csv (rows only)."""
+    _write_arrays(path, {"rows": traffic.rows, "row_bytes": np.array(traffic.row_bytes)})
+
+
+def save_demand(demand: Demand, path: PathLike) -> None:
+    """As .npz, .npy or .csv."""
+    _write_arrays(path, {"rows": demand.rows})
+
+
+def save_trace(trace: Trace, path: PathLike) -> None:
+    """As .npz."""
+    if Path(path).suffix != ".npz":
+        raise InvalidFile(f"{path}: a trace is saved as .npz; name it so")
+    meta = np.array(json.dumps(dict(trace.meta)))
+    _write_arrays(path, {"counts": trace.counts, "steps": trace.steps, "meta": meta})
+
+
+def _read_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
+    suffix = Path(path).suffix
+    if suffix == ".csv":
+        return {"rows": _read_csv(path)}
+    if suffix not in (".npy", ".npz"):
+        raise InvalidFile(f"{path}: unknown kind of file {suffix!r}; use .npy, .npz or .csv")
+    content = Path(path).read_bytes()
+    try:
+        loaded = np.load(io.BytesIO(content), allow_pickle=False)
+        return (
+            {"rows": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
+        )
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        reason = (
+            "it holds Python objects" if "Object arrays" in str(error) else "damaged, or not written by numpy"
+        )
+        raise InvalidFile(
+            f"{path}: cannot be read as {suffix}: {reason}; save it again with numpy"
+        ) from error
+
+
+def _read_csv(path: PathLike) -> NDArray[Any]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        try:
+            lines = [
+                (i, line)
+                for i, line in enumerate(csv.reader(file), 1)
+                if line and not line[0].startswith("#")
+            ]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InvalidFile(f"{path}: not CSV: {error}") from error
+    if not lines:
+        raise InvalidFile(f"{path}: empty; give one line of comma-separated row counts per rank")
+    first, width = lines[0][0], len(lines[0][1])
+    rows = []
+    for number, line in lines:
+        if len(line) != width:
+            raise InvalidFile(
+                f"{path}: line {number} has {len(line)} values but line {first} has {width}; "
+                f"give every line one value per column"
+            )
+        rows.append([_cell(path, number, column, cell) for column, cell in enumerate(line, 1)])
+    whole = all(isinstance(cell, int) and abs(cell) < 2**62 for row in rows for cell in row)
+    return np.array(rows, dtype=np.int64 if whole else np.float64)
+
+
+def _cell(path: PathLike, line: int, column: int, text: str) -> float:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    raise InvalidFile(f"{path}: line {line}, column {column}: {text!r} is not a number; give row counts")
+
+
+def _rows(path: PathLike, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """The array `rows`, or the only one."""
+    others = [key for key in arrays if key != "row_bytes"]
+    if "rows" not in arrays and "counts" in arrays:
+        raise InvalidFile(
+            f"{path}: a trace (it has 'counts'), not one matrix; load it with load_trace and take a record"
+        )
+    if "rows" not in arrays and len(others) != 1:
+        raise InvalidFile(
+            f"{path}: arrays {', '.join(sorted(arrays)) or '(none)'}; name the one to use 'rows'"
+        )
+    return arrays["rows"] if "rows" in arrays else arrays[others[0]]
+
+
+def _scalar(path: PathLike, arrays: Mapping[str, NDArray[Any]], key: str, default: int) -> int:
+    value = arrays.get(key, np.array(default))
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise InvalidFile(f"{path}: {key} must be one whole number, got {value.dtype} of shape {value.shape}")
+    return int(value.reshape(-1)[0])
+
+
+def _write_arrays(path: PathLike, arrays: dict[str, NDArray[Any]]) -> None:
+    suffix = Path(path).suffix
+    if suffix == ".csv":
+        np.savetxt(path, arrays["rows"], fmt="%d", delimiter=",")
+    elif suffix == ".npy":
+        np.save(path, arrays["rows"])
+    elif suffix == ".npz":
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+    else:
+        raise InvalidFile(f"{path}: unknown kind of file {suffix!r}; use .npy, .npz or .csv")

@@ -1,0 +1,134 @@
+"""Schedules as JSON files: all that they say, transfer by transfer, verified when read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from moeyard.arrays import IntArray, frozen
+from moeyard.errors import InvalidFile
+from moeyard.formats.clusters import ClusterFile, cluster_data
+from moeyard.formats.strict import PathLike, Table, named, one_line
+from moeyard.forms.listed import Listed
+from moeyard.schedule import COLUMNS, Schedule, Stages
+from moeyard.traffic import Traffic
+from moeyard.verify import verify
+
+
+class _Traffic(Table):
+    row_bytes: int
+    rows: list[list[int]]
+
+
+class _Stage(Table):
+    tier: Literal["scale_up", "scale_out"]
+    after: list[int]
+
+
+class _ScheduleFile(Table):
+    format: Literal["moeyard schedule 1"]
+    scheduler: str
+    digest: str
+    considered: list[tuple[str, float]]
+    cluster: ClusterFile
+    traffic: _Traffic
+    stages: list[_Stage]
+    columns: tuple[str, ...]
+    transfers: list[list[int]] = Field(repr=False)
+
+
+def save_schedule(schedule: Schedule, path: PathLike) -> None:
+    """As JSON, one line per row of traffic, stage and transfer, so that two schedules can be compared by eye."""
+    stages = [
+        {"tier": "scale_out" if out else "scale_up", "after": after}
+        for out, after in zip(schedule.stages.scale_out.tolist(), schedule.after, strict=True)
+    ]
+    parts = {
+        "format": '"moeyard schedule 1"',
+        "scheduler": json.dumps(schedule.scheduler),
+        "digest": json.dumps(schedule.digest),
+        "considered": json.dumps(schedule.considered),
+        "cluster": json.dumps(cluster_data(schedule.cluster)),
+        "traffic": f'{{"row_bytes": {schedule.traffic.row_bytes}, "rows": {_lines(schedule.traffic.rows.tolist())}}}',
+        "stages": _lines(stages),
+        "columns": json.dumps(COLUMNS),
+        "transfers": _lines(schedule.transfers().tolist()),
+    }
+    text = ",\n".join(f'"{key}": {value}' for key, value in parts.items())
+    Path(path).write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+
+
+def load_schedule(path: PathLike) -> Schedule:
+    """A schedule that loses no row, doubles none, and is the one that was saved; or an error that says where not."""
+    with one_line(str(path), model=_ScheduleFile):
+        file = _ScheduleFile.model_validate_json(Path(path).read_bytes())
+    if file.columns != COLUMNS:
+        raise InvalidFile(
+            f"{path}: columns are {', '.join(file.columns)}; this version reads {', '.join(COLUMNS)}"
+        )
+    cluster = file.cluster.build(f"{path}: [cluster]")
+    with named(path):
+        widths = {len(row) for row in file.traffic.rows}
+        if widths != {len(file.traffic.rows)}:
+            raise InvalidFile(
+                f"traffic: {len(file.traffic.rows)} lines of {sorted(widths)} values; it must be square"
+            )
+        traffic = Traffic(
+            _table(file.traffic.rows, "traffic", len(file.traffic.rows)), file.traffic.row_bytes
+        )
+        if traffic.num_ranks != cluster.num_ranks:
+            raise InvalidFile(
+                f"traffic of {traffic.num_ranks} ranks on a cluster of {cluster.num_ranks}; use one number"
+            )
+        table = _table(file.transfers, "transfers", len(COLUMNS))
+        _check_range(table, len(file.stages), cluster.num_ranks)
+        form = Listed(_stages(file.stages), table, cluster.num_ranks)
+        considered = tuple(file.considered)
+        schedule = verify(Schedule(cluster, traffic, form, scheduler=file.scheduler, considered=considered))
+        if schedule.digest != file.digest:
+            raise InvalidFile(
+                f"digest is {file.digest}, but the content has {schedule.digest}: edited since it was saved; "
+                f"save it again, or correct the digest if you mean it"
+            )
+    return schedule
+
+
+def _lines(items: Sequence[object]) -> str:
+    """A JSON list, one item a line."""
+    return "[\n" + ",\n".join(json.dumps(item) for item in items) + "\n]" if items else "[]"
+
+
+def _table(rows: list[list[int]], what: str, width: int) -> IntArray:
+    for i, row in enumerate(rows):
+        if len(row) != width:
+            raise InvalidFile(f"{what}[{i}] has {len(row)} values; give {width}")
+    try:
+        return np.array(rows, dtype=np.int64).reshape(len(rows), width)
+    except OverflowError as error:
+        raise InvalidFile(f"{what} holds a number beyond 64 bits; give row counts below 2**62") from error
+
+
+def _check_range(table: IntArray, stages: int, ranks: int) -> None:
+    """Stages and ranks that exist, before kernels index by them."""
+    for column, name in enumerate(COLUMNS[:5]):
+        size, kind = (stages, "stages") if name == "stage" else (ranks, "ranks")
+        bad = (table[:, column] < 0) | (table[:, column] >= size)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise InvalidFile(f"transfers[{i}]: {name} is {table[i, column]}; {kind} are 0..{size - 1}")
+
+
+def _stages(stages: list[_Stage]) -> Stages:
+    for s, stage in enumerate(stages):
+        for q in stage.after:
+            if not 0 <= q < s:
+                raise InvalidFile(f"stages[{s}]: after names stage {q}; name earlier stages only, 0..{s - 1}")
+    scale_out = np.array([stage.tier == "scale_out" for stage in stages], dtype=np.bool_)
+    ptr = np.cumsum([0, *(len(stage.after) for stage in stages)], dtype=np.int64)
+    after = np.array([q for stage in stages for q in stage.after], dtype=np.int64)
+    return Stages(frozen(scale_out), frozen(ptr), frozen(after))
