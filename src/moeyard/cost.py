@@ -1,0 +1,232 @@
+"""What one MoE layer of a training step costs, in closed form: the one cost model of all planners.
+
+Per layer: the non-MoE part, dispatch, experts, combine, then the same backwards; before the experts their replicas are
+gathered, after the backward their gradients are reduced. Assumptions, the same as the step simulation's
+(`moeyard.sim.step`), of which this is the steady state over many layers:
+
+- an exchange takes as long as its most loaded port, and one latency: the transport balances a node's rows over its live
+  nics, as our schedulers do. Contention is left to the simulators;
+- a compute operator takes as long as its slowest rank;
+- a gather goes home -> one host of each other datacenter -> one host of each other node -> the other hosts of the node,
+  one tier after the other; a reduce adds up along the same way back. Replicas hold this step's weights only, so both
+  happen every step;
+- gather and reduce hide behind compute (Pro-Prophet's block-wise scheduler): that of the next layer behind this layer's
+  experts and the next non-MoE part. On a network wider than the exchanges use they hide behind the exchanges too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from moeyard.arrays import FloatArray, IntArray
+from moeyard.assignment import Assignment
+from moeyard.cluster import Cluster
+from moeyard.demand import Demand
+from moeyard.errors import InvalidModel, InvalidPlacement
+from moeyard.kernels import cost as kernel
+from moeyard.kernels.cost import Ports, Rates
+from moeyard.model import ModelSpec
+from moeyard.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one MoE layer, forward and backward. `dispatch` and `combine` happen twice each."""
+
+    dispatch: float
+    combine: float
+    expert_forward: float
+    expert_backward: float
+    gather: float
+    reduce: float
+    exposed_gather: float  # what of it no compute hides
+    exposed_reduce: float
+    non_moe: float
+    total: float
+    bound: float  # no order of these operators, however fine, is faster: the busiest rank or port
+    migration: float = 0.0  # once, not in the total: moving homes with their optimizer state from `previous`
+
+    @property
+    def exchange(self) -> float:
+        """All four exchanges."""
+        return 2 * (self.dispatch + self.combine)
+
+
+def step_cost(
+    cluster: Cluster,
+    model: ModelSpec,
+    placement: Placement,
+    assignment: Assignment,
+    *,
+    compression: float = 1.0,
+    overlap: bool = True,
+    pipelined: bool = False,
+    previous: Placement | None = None,
+) -> StepCost:
+    """Cost of one layer under this placement and assignment.
+
+    `compression`: a gathered expert crosses in 1/compression of its bytes (gradients are never compressed).
+    `overlap`: gather and reduce hide behind compute. `pipelined`: the experts' compute hides behind the exchanges, as
+    with infinitely many chunks. `previous`: adds the one-off `migration` from it.
+    """
+    if placement.num_ranks != cluster.num_ranks or assignment.num_ranks != cluster.num_ranks:
+        raise InvalidPlacement(
+            f"placement has {placement.num_ranks} ranks and assignment {assignment.num_ranks}, "
+            f"but the cluster has {cluster.num_ranks}; plan for this cluster"
+        )
+    expert_P, host_P = replica_pairs(placement)
+    rates = rates_of(cluster, model, compression=compression, overlap=overlap, pipelined=pipelined)
+    seconds = kernel.layer_seconds(
+        assignment.rows_RR, expert_P, host_P, placement.home_E, rates, ports_of(cluster)
+    )
+    moved = 0.0 if previous is None else migration_seconds(cluster, model, previous, placement)
+    return cost_of(seconds, moved)
+
+
+def cost_of(seconds: FloatArray, migration: float = 0.0) -> StepCost:
+    """A kernel's seconds by name."""
+    s = [float(x) for x in seconds]
+    return StepCost(
+        dispatch=s[kernel.DISPATCH],
+        combine=s[kernel.DISPATCH],  # ports are as fast in as out, so the way back takes as long
+        expert_forward=s[kernel.FORWARD],
+        expert_backward=s[kernel.BACKWARD],
+        gather=s[kernel.GATHER],
+        reduce=s[kernel.REDUCE],
+        exposed_gather=s[kernel.GATHER_LEFT],
+        exposed_reduce=s[kernel.REDUCE_LEFT],
+        non_moe=s[kernel.NON_MOE],
+        total=s[kernel.TOTAL],
+        bound=s[kernel.BOUND],
+        migration=migration,
+    )
+
+
+@lru_cache(maxsize=64)
+def ports_of(cluster: Cluster) -> Ports:
+    """The cluster as the kernels see it."""
+    node_R: IntArray = np.repeat(np.arange(cluster.nodes), cluster.ranks_per_node)
+    nic_R = cluster.scale_out.bandwidth * cluster.rails[:, cluster.nic_G].ravel()
+    wan, wan_latency = math.inf, 0.0
+    if cluster.wan is not None and cluster.datacenters > 1:
+        wan, wan_latency = cluster.wan.bandwidth, cluster.wan.latency
+    latency = np.array([0.0, cluster.scale_up.latency, cluster.scale_out.latency, wan_latency])
+    return Ports(
+        node_R=node_R,
+        datacenter_R=node_R // cluster.nodes_per_datacenter,
+        scale_up=float(cluster.scale_up.bandwidth),
+        nic_R=nic_R,
+        node_N=cluster.scale_out.bandwidth * cluster.rails.sum(axis=1),
+        wan=float(wan),
+        latency=latency,
+    )
+
+
+def rates_of(
+    cluster: Cluster,
+    model: ModelSpec,
+    *,
+    compression: float = 1.0,
+    overlap: bool = True,
+    pipelined: bool = False,
+) -> Rates:
+    """The model on this cluster as the kernels see it."""
+    if not (compression >= 1 and math.isfinite(compression)):
+        raise InvalidModel(f"compression must be at least 1 (1 = none) and finite, got {compression!r}")
+    return Rates(
+        row_bytes=float(model.row_bytes),
+        gather_bytes=model.expert_bytes / compression,
+        reduce_bytes=float(model.gradient_bytes),
+        row_seconds_R=model.row_seconds / cluster.speed,
+        non_moe_forward_R=(model.non_moe_forward + model.router) / cluster.speed,
+        non_moe_backward_R=(model.non_moe_backward + 2 * model.router) / cluster.speed,
+        overlap=bool(overlap),
+        pipelined=bool(pipelined),
+    )
+
+
+def replica_pairs(placement: Placement) -> tuple[IntArray, IntArray]:
+    """(expert, host) of every replica, sorted; homes left out."""
+    hosts = placement.hosts_ER.copy()
+    hosts[np.arange(placement.num_experts), placement.home_E] = False
+    expert_P, host_P = np.nonzero(hosts)
+    return expert_P, host_P
+
+
+def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, after: Placement) -> float:
+    """Moving every expert whose home changes, parameters and optimizer state, straight to its new home."""
+    if before.num_experts != after.num_experts or before.num_ranks != after.num_ranks:
+        raise InvalidPlacement(
+            f"cannot move from {before.num_experts} experts on {before.num_ranks} ranks to {after.num_experts} on "
+            f"{after.num_ranks}; plan without `previous`"
+        )
+    moves_RR = np.zeros((cluster.num_ranks, cluster.num_ranks), dtype=np.int64)
+    moved = before.home_E != after.home_E
+    np.add.at(moves_RR, (before.home_E[moved], after.home_E[moved]), 1)
+    ports = ports_of(cluster)
+    load, _, level = kernel.exchange_load(moves_RR, ports)
+    return float(load * (model.expert_bytes + model.optimizer_bytes) + ports.latency[level])
+
+
+def step_floor(cluster: Cluster, model: ModelSpec, demand: Demand) -> float:
+    """Seconds per layer that no placement can beat: all rows spread by speed over all ranks, nothing moved."""
+    non_moe = model.non_moe_forward + model.non_moe_backward + 3 * model.router
+    work = 3 * float(demand.rows.sum()) * model.row_seconds + non_moe * cluster.num_ranks
+    return max(work / float(cluster.speed.sum()), non_moe / float(cluster.speed.min()))
+
+
+def prophet_seconds(
+    received_R: Sequence[float] | IntArray,
+    computed_R: Sequence[float] | IntArray,
+    *,
+    selected: int,
+    left_out: int,
+    row_bytes: float,
+    expert_bytes: float,
+    bandwidth: float,
+    rows_per_second: float,
+    gradient_bytes: float | None = None,
+    overlap: bool = True,
+    non_moe_forward: float = 0.0,
+    non_moe_backward: float = 0.0,
+) -> float:
+    """Pro-Prophet's performance model (arXiv 2411.10003, equations 1 to 6 and 8), as published.
+
+    received_R, computed_R: rows that each rank receives from others, and computes. `selected` experts are copied, each
+    to all but `left_out` ranks. Its gather is the mean over ranks of what they receive, at one mean bandwidth.
+    """
+    ranks = len(received_R)
+    exchange = float(max(received_R)) * row_bytes / bandwidth
+    forward = float(max(computed_R)) / rows_per_second
+    share = selected * (ranks - left_out) / (ranks * bandwidth)
+    gather = share * expert_bytes
+    reduce = share * (expert_bytes if gradient_bytes is None else gradient_bytes)
+    if overlap:
+        gather = max(0.0, gather - forward - non_moe_forward)
+        reduce = max(0.0, reduce - 2 * forward - non_moe_backward)
+    return 4 * exchange + 3 * forward + gather + reduce
+
+
+def stream_seconds(
+    p: float, *, data: float, expert: float, bandwidth: float, ranks: int, pre_expert: float
+) -> float:
+    """HybridEP's stream model (arXiv 2510.19470, equation 10) at share `p` sent as data: forward seconds of a layer.
+
+    `data` bytes per rank, `expert` bytes per rank's experts, `pre_expert` seconds computed before them. The experts'
+    own compute is taken as hidden.
+    """
+    gather = (1 - p) * expert * (ranks - 1) / bandwidth
+    exchange = p * data * (ranks - 1) / ranks / bandwidth
+    return max(pre_expert, gather) + 2 * exchange
+
+
+def stream_share(*, data: float, expert: float, bandwidth: float, ranks: int, pre_expert: float) -> float:
+    """HybridEP's p*: the share sent as data that minimises `stream_seconds`, over real p in [0, 1]."""
+    if ranks < 2 or 2 * data >= ranks * expert:
+        return 0.0
+    return min(1.0, max(0.0, 1 - bandwidth * pre_expert / (expert * (ranks - 1))))

@@ -1,0 +1,263 @@
+"""The closed form of a step over plain arrays: port loads, and the seconds that follow from them.
+
+`Ports` is a cluster, `Rates` a model, both flattened. A port load is counted in units (rows, copies of an expert) until
+the last moment, so that one pass over the counts serves every message size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+NONE, SCALE_UP, SCALE_OUT, WAN = range(4)  # the widest network that an exchange uses
+
+# What `layer_seconds` gives back.
+DISPATCH, FORWARD, BACKWARD, GATHER, REDUCE, GATHER_LEFT, REDUCE_LEFT, NON_MOE, TOTAL, BOUND = range(10)
+
+
+class Ports(NamedTuple):
+    """A cluster as arrays. The ranks of a node and the nodes of a datacenter are contiguous."""
+
+    node_R: np.ndarray
+    datacenter_R: np.ndarray
+    scale_up: float  # bytes/s of a rank
+    nic_R: np.ndarray  # bytes/s of the nic that a rank uses
+    node_N: np.ndarray  # bytes/s of all live nics of a node
+    wan: float  # bytes/s of a datacenter; inf where there is one only
+    latency: np.ndarray  # [4] seconds by widest network
+
+
+class Rates(NamedTuple):
+    """A model as numbers, on this cluster."""
+
+    row_bytes: float
+    gather_bytes: float  # one expert on its way to a replica
+    reduce_bytes: float  # one expert's gradient on its way home
+    row_seconds_R: np.ndarray  # forward time of one row on each rank
+    non_moe_forward_R: np.ndarray
+    non_moe_backward_R: np.ndarray
+    overlap: bool  # gather and reduce hide behind compute
+    pipelined: bool  # the experts' compute hides behind the exchanges
+
+
+@njit(cache=True)
+def over(load, capacity):
+    """Seconds; inf for a load on a dead port."""
+    if load <= 0.0:
+        return 0.0
+    if capacity <= 0.0:
+        return np.inf
+    return load / capacity
+
+
+@njit(cache=True)
+def slowest_port(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports):
+    """(one way, there and back) seconds per byte of the most loaded port, directions apart and added up.
+
+    The transport spreads a node's rows over its live nics. Ports and cuts: a rank's scale-up port (rows for its node); a
+    rank's scale-up port and nic together (all its rows); a node's live nics; a datacenter's wan port.
+    """
+    nodes = len(ports.node_N)
+    node_out = np.zeros(nodes)
+    node_in = np.zeros(nodes)
+    one, both = 0.0, 0.0
+    for r in range(len(up_out_R)):
+        node_out[ports.node_R[r]] += off_out_R[r]
+        node_in[ports.node_R[r]] += off_in_R[r]
+        one = max(one, max(up_out_R[r], up_in_R[r]) / ports.scale_up)
+        both = max(both, (up_out_R[r] + up_in_R[r]) / ports.scale_up)
+        cut = ports.scale_up + ports.nic_R[r]
+        out, in_ = up_out_R[r] + off_out_R[r], up_in_R[r] + off_in_R[r]
+        one = max(one, max(out, in_) / cut)
+        both = max(both, (out + in_) / cut)
+    for k in range(nodes):
+        one = max(one, over(max(node_out[k], node_in[k]), ports.node_N[k]))
+        both = max(both, over(node_out[k] + node_in[k], ports.node_N[k]))
+    for d in range(len(wan_out_D)):
+        one = max(one, max(wan_out_D[d], wan_in_D[d]) / ports.wan)
+        both = max(both, (wan_out_D[d] + wan_in_D[d]) / ports.wan)
+    return one, both
+
+
+@njit(cache=True)
+def exchange_load(rows_RR, ports):
+    """(one way, there and back, widest network used) of an exchange of rows[src, dst], in seconds per byte of a row."""
+    ranks = len(rows_RR)
+    up_out, up_in = np.zeros(ranks), np.zeros(ranks)
+    off_out, off_in = np.zeros(ranks), np.zeros(ranks)
+    wan_out = np.zeros(ports.datacenter_R[-1] + 1)
+    wan_in = np.zeros(ports.datacenter_R[-1] + 1)
+    level = NONE
+    for src in range(ranks):
+        k, d = ports.node_R[src], ports.datacenter_R[src]
+        for dst in range(ranks):
+            rows = rows_RR[src, dst]
+            if rows == 0 or src == dst:
+                continue
+            if ports.node_R[dst] == k:
+                up_out[src] += rows
+                up_in[dst] += rows
+                level = max(level, SCALE_UP)
+                continue
+            off_out[src] += rows
+            off_in[dst] += rows
+            level = max(level, SCALE_OUT)
+            if ports.datacenter_R[dst] != d:
+                wan_out[d] += rows
+                wan_in[ports.datacenter_R[dst]] += rows
+                level = WAN
+    one, both = slowest_port(up_out, up_in, off_out, off_in, wan_out, wan_in, ports)
+    return one, both, level
+
+
+@njit(cache=True)
+def entry_of(hosts, lo, hi, counterpart, expert):
+    """The host that receives an expert for its node or datacenter: the root's counterpart, else spread by expert."""
+    for i in range(lo, hi):
+        if hosts[i] == counterpart:
+            return counterpart
+    return hosts[lo + expert % (hi - lo)]
+
+
+@njit(cache=True)
+def gather_hops(expert_P, host_P, home_E, ports):
+    """[hop, (tier, src, dst, expert)]: how replicas get their experts. Replicas sorted by (expert, host).
+
+    Tier 2: home to one host of each other datacenter. Tier 1: from there to one host of each other node of the
+    datacenter. Tier 0: from there to the other hosts of the node. Each copy crosses a slow link once.
+    """
+    pairs = len(expert_P)
+    per_dc = int(np.sum(ports.datacenter_R == 0))
+    per_node = int(np.sum(ports.node_R == 0))
+    hops = np.empty((pairs, 4), np.int64)
+    n = 0
+    i = 0
+    while i < pairs:
+        e = expert_P[i]
+        home = home_E[e]
+        d = ports.datacenter_R[host_P[i]]
+        j = i
+        while j < pairs and expert_P[j] == e and ports.datacenter_R[host_P[j]] == d:
+            j += 1
+        root = home
+        if d != ports.datacenter_R[home]:
+            root = entry_of(host_P, i, j, d * per_dc + home % per_dc, e)
+            hops[n, 0], hops[n, 1], hops[n, 2], hops[n, 3] = 2, home, root, e
+            n += 1
+        while i < j:
+            k = ports.node_R[host_P[i]]
+            m = i
+            while m < j and ports.node_R[host_P[m]] == k:
+                m += 1
+            entry = root
+            if k != ports.node_R[root]:
+                entry = entry_of(host_P, i, m, k * per_node + root % per_node, e)
+                hops[n, 0], hops[n, 1], hops[n, 2], hops[n, 3] = 1, root, entry, e
+                n += 1
+            for q in range(i, m):
+                if host_P[q] != entry:
+                    hops[n, 0], hops[n, 1], hops[n, 2], hops[n, 3] = 0, entry, host_P[q], e
+                    n += 1
+            i = m
+    return hops[:n]
+
+
+@njit(cache=True)
+def gather_load(expert_P, host_P, home_E, ports):
+    """[tier] seconds per byte of an expert for the hops of each tier (0 scale-up, 1 scale-out, 2 wan); 0 if unused.
+
+    The reduce uses the same hops the other way, so its loads are the same.
+    """
+    loads = np.zeros(3)
+    if len(expert_P) == 0:
+        return loads
+    hops = gather_hops(expert_P, host_P, home_E, ports)
+    ranks = len(ports.node_R)
+    datacenters = ports.datacenter_R[-1] + 1
+    out, in_ = np.zeros((3, ranks)), np.zeros((3, ranks))
+    wan_out, wan_in = np.zeros(datacenters), np.zeros(datacenters)
+    for h in range(len(hops)):
+        tier, src, dst = hops[h, 0], hops[h, 1], hops[h, 2]
+        out[tier, src] += 1.0
+        in_[tier, dst] += 1.0
+        if tier == 2:
+            wan_out[ports.datacenter_R[src]] += 1.0
+            wan_in[ports.datacenter_R[dst]] += 1.0
+    idle, no_wan = np.zeros(ranks), np.zeros(datacenters)
+    loads[0], _ = slowest_port(out[0], in_[0], idle, idle, no_wan, no_wan, ports)
+    loads[1], _ = slowest_port(idle, idle, out[1], in_[1], no_wan, no_wan, ports)
+    loads[2], _ = slowest_port(idle, idle, out[2], in_[2], wan_out, wan_in, ports)
+    return loads
+
+
+@njit(cache=True)
+def tier_seconds(loads, size, ports):
+    """[tier] seconds of a gather or reduce of `size` bytes an expert: its tiers run one after another."""
+    seconds = np.zeros(3)
+    for tier in range(3):
+        if loads[tier] > 0.0:
+            seconds[tier] = loads[tier] * size + ports.latency[tier + 1]
+    return seconds
+
+
+@njit(cache=True)
+def left_over(seconds, level, compute, exchanges):
+    """What of a gather or reduce stays exposed.
+
+    The tiers that the exchanges hold (all up to their widest network) move only while ranks compute; the wider ones
+    move under the exchanges too.
+    """
+    shared, free = 0.0, 0.0
+    for tier in range(3):
+        if tier + 1 <= level:
+            shared += seconds[tier]
+        else:
+            free += seconds[tier]
+    return max(0.0, max(shared - compute, shared + free - compute - exchanges))
+
+
+@njit(cache=True)
+def compose(load, both, level, loads, rows_R, rates, ports):
+    """The seconds of one MoE layer and the non-MoE part before it, in the steady state of many layers."""
+    out = np.zeros(10)
+    exchange = load * rates.row_bytes + ports.latency[level]
+    gather = tier_seconds(loads, rates.gather_bytes, ports)
+    reduce = tier_seconds(loads, rates.reduce_bytes, ports)
+    forward, before, after, busiest = 0.0, 0.0, 0.0, 0.0
+    for r in range(len(rows_R)):
+        experts = rows_R[r] * rates.row_seconds_R[r]
+        forward = max(forward, experts)
+        before = max(before, rates.non_moe_forward_R[r])
+        after = max(after, rates.non_moe_backward_R[r])
+        busiest = max(busiest, 3.0 * experts + rates.non_moe_forward_R[r] + rates.non_moe_backward_R[r])
+    backward = 2.0 * forward
+    out[DISPATCH], out[FORWARD], out[BACKWARD], out[NON_MOE] = exchange, forward, backward, before + after
+    out[GATHER], out[REDUCE] = gather.sum(), reduce.sum()
+    if not rates.overlap:
+        out[GATHER_LEFT], out[REDUCE_LEFT] = out[GATHER], out[REDUCE]
+        moe = 4.0 * exchange + forward + backward + out[GATHER] + out[REDUCE]
+    elif rates.pipelined:
+        out[GATHER_LEFT] = left_over(gather, level, before, 2.0 * exchange)
+        out[REDUCE_LEFT] = left_over(reduce, level, after, 2.0 * exchange)
+        moe = max(forward, 2.0 * exchange + out[GATHER_LEFT]) + max(
+            backward, 2.0 * exchange + out[REDUCE_LEFT]
+        )
+    else:
+        out[GATHER_LEFT] = left_over(gather, level, before + forward, 2.0 * exchange)
+        out[REDUCE_LEFT] = left_over(reduce, level, after + backward, 2.0 * exchange)
+        moe = 4.0 * exchange + forward + backward + out[GATHER_LEFT] + out[REDUCE_LEFT]
+    out[TOTAL] = moe + before + after
+    # In one direction a port carries its rows out twice and its rows in twice, and gathers or reduces what it must.
+    network = max(2.0 * both * rates.row_bytes, max(loads) * max(rates.gather_bytes, rates.reduce_bytes))
+    out[BOUND] = max(busiest, network)
+    return out
+
+
+@njit(cache=True)
+def layer_seconds(rows_RR, expert_P, host_P, home_E, rates, ports):
+    """All seconds of a layer, by the names above: rows[src, host]; replicas (expert, host) sorted, homes left out."""
+    load, both, level = exchange_load(rows_RR, ports)
+    loads = gather_load(expert_P, host_P, home_E, ports)
+    return compose(load, both, level, loads, rows_RR.sum(axis=0), rates, ports)
