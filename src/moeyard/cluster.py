@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.errors import InvalidCluster
+from moeyard.kernels.lanes import lane_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,12 @@ class Cluster:
     def carrier_M(self) -> IntArray:
         """The local rank that carries a rail: the first of those on its nic."""
         return frozen(np.searchsorted(self.nic_G, np.arange(self.nics_per_node)))
+
+    @cached_property
+    def lanes(self) -> tuple[IntArray, IntArray]:
+        """For each node pair and nic of the sender: the nic it enters the receiver by (-1: none), and its weight."""
+        to, weight = lane_table(self.rails)
+        return frozen(to), frozen(weight)
 
     def nic(self, rank: int) -> tuple[int, int]:
         """(node, nic) of a rank."""

@@ -1,0 +1,102 @@
+"""The compact form of schedulers that plan node pairs: lanes over the rails, messages of rows [lo, hi) of a pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeyard.arrays import IntArray, frozen
+from moeyard.cluster import Cluster
+from moeyard.errors import InvalidSchedule
+from moeyard.kernels.lanes import first_lanes, lane_receives, lane_sends, pair_sums
+from moeyard.kernels.stages import assemble
+from moeyard.kernels.tables import sort_messages
+from moeyard.schedule import Stages
+from moeyard.traffic import Traffic
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Traffic between nodes, and where each pair's remainder goes: what every scheduler of lanes starts from."""
+
+    cluster: Cluster
+    traffic: Traffic
+    rows_NN: IntArray  # zero on the diagonal
+    by_origin: IntArray  # [k, f, local origin]
+    by_target: IntArray  # [k, f, local target]
+    first_NN: IntArray
+
+    @classmethod
+    def of(cls, cluster: Cluster, traffic: Traffic) -> Pairs:
+        rows, by_origin, by_target = pair_sums(traffic.rows, cluster.nodes)
+        first, k, f = first_lanes(rows, cluster.lanes[1])
+        if k >= 0:
+            raise InvalidSchedule(
+                f"{rows[k, f]} rows must go from node {k} to node {f}, but no nic lives on "
+                f"{' and '.join(f'node {n}' for n in (k, f) if not cluster.rails[n].any())}; revive one"
+            )
+        return cls(cluster, traffic, rows, by_origin, by_target, first)
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Messages sorted by pair, in issue order: message m carries rows [lo, hi) of its pair in stage `stage`, fed by
+    stage `balance` inside the sending node and passed on in stage `spread` inside the receiving one."""
+
+    pairs: Pairs
+    stages: Stages
+    local_stage: int
+    pair_ptr: IntArray
+    stage: IntArray
+    lo: IntArray
+    hi: IntArray
+    balance: IntArray
+    spread: IntArray
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pairs.cluster.num_ranks
+
+    def sends(self, rank: int) -> IntArray:
+        return self._part(lane_sends, rank)
+
+    def receives(self, rank: int) -> IntArray:
+        return self._part(lane_receives, rank)
+
+    def table(self) -> IntArray:
+        parts = [self.sends(rank) for rank in range(self.num_ranks)]
+        return frozen(sort_messages(np.concatenate(parts), len(self.stages), self.num_ranks))
+
+    def _part(self, kernel: Any, rank: int) -> IntArray:
+        pairs, cluster = self.pairs, self.pairs.cluster
+        to, weight = cluster.lanes
+        room = 64 + 2 * cluster.ranks_per_node + (len(self.stage) * 8 + 32) // cluster.nodes * cluster.ranks_per_node
+        while True:
+            out: IntArray = np.empty((room, 7), np.int64)
+            n = kernel(
+                out, rank, pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, to, weight, cluster.carrier_M,
+                self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance, self.spread,
+            )  # fmt: skip
+            if n <= room:
+                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks))
+            room = n
+
+
+def order_lanes(
+    pairs: Pairs,
+    wire: tuple[IntArray, IntArray, IntArray, IntArray, IntArray],
+    levels: tuple[IntArray, IntArray],
+    *,
+    per_node: bool,
+    barrier: bool,
+) -> Lanes:
+    """The form of wire messages (wire stage, k, f, lo, hi) given in issue order, with their scale-up levels."""
+    stage, src, dst, lo, hi = wire
+    cluster = pairs.cluster
+    wires = int(stage[-1]) + 1 if len(stage) else 0
+    scale_out, after_ptr, after, local, *messages = assemble(
+        stage, src, dst, lo, hi, *levels, wires, cluster.nodes, cluster.ranks_per_node > 1, per_node, barrier
+    )
+    return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

@@ -1,0 +1,216 @@
+"""From an order of wire messages to numbered stages with their `after`.
+
+Wire messages come in issue order as arrays (wire stage, k, f, lo, hi): rows [lo, hi) of the pair k -> f. Each needs the
+rows handed over to its carriers by then (a balance stage), and what it brings is passed on inside the receiving node
+(a spread stage). These scale-up stages come in a few sizes, growing at the start and shrinking at the end, so that
+almost nothing of them is exposed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+LEVELS = 6  # up to half, a quarter, ... 1/32 of the rows
+
+
+@njit(cache=True)
+def _level(part, whole):
+    """0 for a part under 1/32 of the whole, then one more for every doubling: 5 from a half on."""
+    level = LEVELS - 1
+    while level > 0 and 2 * part < whole:
+        part *= 2
+        level -= 1
+    return level
+
+
+@njit(cache=True)
+def levels_by_stage(w_stage, w_lo, w_hi, stages):
+    """Balance and spread level of each message, the same for all messages of a stage."""
+    size = np.zeros(stages, np.int64)
+    for m in range(len(w_stage)):
+        size[w_stage[m]] = max(size[w_stage[m]], w_hi[m] - w_lo[m])
+    whole = size.sum()
+    early = np.empty(stages, np.int64)
+    late = np.empty(stages, np.int64)
+    before = 0
+    for s in range(stages):
+        early[s] = _level(before, whole)
+        before += size[s]
+        late[s] = LEVELS - 1 - _level(whole - before, whole)
+    return early[w_stage], late[w_stage]
+
+
+@njit(cache=True)
+def levels_by_node(w_src, w_dst, w_lo, w_hi, nodes):
+    """Balance level by what the sender has sent before, spread level by what the receiver has still to get."""
+    out_whole, in_whole = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    for m in range(len(w_src)):
+        out_whole[w_src[m]] += w_hi[m] - w_lo[m]
+        in_whole[w_dst[m]] += w_hi[m] - w_lo[m]
+    sent, got = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    early = np.empty(len(w_src), np.int64)
+    late = np.empty(len(w_src), np.int64)
+    for m in range(len(w_src)):
+        k, f = w_src[m], w_dst[m]
+        early[m] = _level(sent[k], out_whole[k])
+        sent[k] += w_hi[m] - w_lo[m]
+        got[f] += w_hi[m] - w_lo[m]
+        late[m] = LEVELS - 1 - _level(in_whole[f] - got[f], in_whole[f])
+    return early, late
+
+
+@njit(cache=True)
+def _balance_slot(wire):
+    return 0 if wire == 0 else 3 * wire + 1
+
+
+@njit(cache=True)
+def _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside):
+    """Stage numbers: balance[group, level], local, wire[w], spread[group, level] (-1: no such stage), and their count.
+
+    A balance stage stands before the first wire stage that it feeds, a spread stage after the last that feeds it; the
+    rows inside nodes go right after the first balance.
+    """
+    balance = np.full((groups, levels), -1, np.int64)
+    spread = np.full((groups, levels), -1, np.int64)
+    if inside:
+        for m in range(len(w_src)):
+            k, f = (w_src[m], w_dst[m]) if groups > 1 else (0, 0)
+            if balance[k, early[m]] < 0:
+                balance[k, early[m]] = _balance_slot(w_stage[m])
+            spread[f, late[m]] = 3 * w_stage[m] + 3
+    place = np.zeros(3 * wires + 3, np.int64)
+    for g in range(groups):
+        for b in range(levels):
+            if balance[g, b] >= 0:
+                place[balance[g, b] + 1] += 1
+            if spread[g, b] >= 0:
+                place[spread[g, b] + 1] += 1
+    if inside:
+        place[1 + 1] += 1
+    for w in range(wires):
+        place[3 * w + 2 + 1] += 1
+    for i in range(len(place) - 1):
+        place[i + 1] += place[i]
+    count = place[-1]
+    wire = np.empty(wires, np.int64)
+    for w in range(wires):
+        wire[w] = place[3 * w + 2]
+    local = place[1] if inside else -1
+    for g in range(groups):
+        for b in range(levels):
+            if balance[g, b] >= 0:
+                slot = balance[g, b]
+                balance[g, b] = place[slot]
+                place[slot] += 1
+            if spread[g, b] >= 0:
+                slot = spread[g, b]
+                spread[g, b] = place[slot]
+                place[slot] += 1
+    return balance, local, wire, spread, count
+
+
+@njit(cache=True)
+def _add(after, n, lo, q, mark, s):
+    """Append stage q to the names of stage s (which start at `lo`), once, ascending."""
+    if q < 0 or mark[q] == s:
+        return n
+    mark[q] = s
+    i = n
+    while i > lo and after[i - 1] > q:
+        after[i] = after[i - 1]
+        i -= 1
+    after[i] = q
+    return n + 1
+
+
+@njit(cache=True)
+def _bucketed(keys, buckets):
+    """CSR of indices by key, each bucket ascending."""
+    ptr = np.zeros(buckets + 1, np.int64)
+    for key in keys:
+        ptr[key + 1] += 1
+    for b in range(buckets):
+        ptr[b + 1] += ptr[b]
+    at = ptr[:-1].copy()
+    order = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        order[at[keys[i]]] = i
+        at[keys[i]] += 1
+    return ptr, order
+
+
+@njit(cache=True)
+def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, inside, per_node, barrier):
+    """Number the stages, say what each waits for, and sort the messages by pair.
+
+    `inside`: nodes have more than one rank. `per_node`: every node has scale-up stages of its own; else they are common.
+    The scale-up stages of a node follow one another. `barrier`: a wire stage waits until its ranks have done their
+    previous one; else a send waits for the sender's previous send and the receiver's previous receive only.
+    """
+    groups = nodes if per_node else 1
+    levels = 1
+    for m in range(len(w_src)):
+        levels = max(levels, early[m] + 1, late[m] + 1)
+    balance, local, wire, spread, count = _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside)
+    kind = np.full(count, -1, np.int64)  # which group's scale-up stage, `groups` for local, below 0 for ~wire
+    level = np.zeros(count, np.int64)
+    for w in range(wires):
+        kind[wire[w]] = ~w
+    if inside:
+        kind[local] = groups
+    for g in range(groups):
+        for b in range(levels):
+            if balance[g, b] >= 0:
+                kind[balance[g, b]] = g
+            if spread[g, b] >= 0:
+                kind[spread[g, b]], level[spread[g, b]] = g, b + 1
+    feed_ptr, feed = _bucketed((w_dst * (groups > 1)) * levels + late, groups * levels)
+    wire_ptr = np.searchsorted(w_stage, np.arange(wires + 1))
+
+    scale_out = np.zeros(count, np.bool_)
+    ptr = np.zeros(count + 1, np.int64)
+    after = np.empty(4 * len(w_src) + 3 * groups * levels + groups + 8, np.int64)
+    mark = np.full(count, -1, np.int64)
+    last_up = np.full(groups, -1, np.int64)
+    last_out, last_in = np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64)
+    n = 0
+    for s in range(count):
+        lo = n
+        if kind[s] == groups:
+            for g in range(groups):
+                n = _add(after, n, lo, last_up[g], mark, s)
+                last_up[g] = s
+        elif kind[s] >= 0:
+            g = kind[s]
+            n = _add(after, n, lo, last_up[g], mark, s)
+            last_up[g] = s
+            if level[s] > 0:
+                bucket = g * levels + level[s] - 1
+                for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
+                    n = _add(after, n, lo, wire[w_stage[feed[e]]], mark, s)
+        else:
+            scale_out[s] = True
+            w = ~kind[s]
+            for m in range(wire_ptr[w], wire_ptr[w + 1]):
+                k, f = w_src[m], w_dst[m]
+                n = _add(after, n, lo, balance[k if per_node else 0, early[m]], mark, s)
+                n = _add(after, n, lo, last_out[k], mark, s)
+                n = _add(after, n, lo, last_in[f], mark, s)
+                if barrier:
+                    n = _add(after, n, lo, last_in[k], mark, s)
+                    n = _add(after, n, lo, last_out[f], mark, s)
+            for m in range(wire_ptr[w], wire_ptr[w + 1]):
+                last_out[w_src[m]] = s
+                last_in[w_dst[m]] = s
+        ptr[s + 1] = n
+
+    pair_ptr, order = _bucketed(w_src * nodes + w_dst, nodes * nodes)
+    m_stage, m_balance, m_spread = np.empty_like(w_stage), np.empty_like(w_stage), np.empty_like(w_stage)
+    for i in range(len(order)):
+        m = order[i]
+        m_stage[i] = wire[w_stage[m]]
+        m_balance[i] = balance[w_src[m] if per_node else 0, early[m]]
+        m_spread[i] = spread[w_dst[m] if per_node else 0, late[m]]
+    return (scale_out, ptr, after[:n].copy(), local, pair_ptr, m_stage, w_lo[order], w_hi[order], m_balance, m_spread)

@@ -1,0 +1,95 @@
+"""What makes a schedule legal, written once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeyard.arrays import IntArray
+from moeyard.cluster import Cluster
+from moeyard.errors import InvalidSchedule, InvalidTraffic
+from moeyard.kernels.tables import DST, SRC
+from moeyard.kernels.verify import FINE, MISSING, NOT_HELD, PASSED_ON, RECEIVED_TWICE, check_rank
+from moeyard.schedule import COLUMNS, Schedule
+from moeyard.traffic import Traffic
+
+
+def check_fits(cluster: Cluster, traffic: Traffic) -> None:
+    """The traffic is between the ranks of this cluster."""
+    if traffic.num_ranks != cluster.num_ranks:
+        raise InvalidTraffic(
+            f"traffic is between {traffic.num_ranks} ranks, but the cluster has {cluster.nodes} nodes x "
+            f"{cluster.ranks_per_node} = {cluster.num_ranks}"
+        )
+
+
+def verify(schedule: Schedule) -> Schedule:
+    """The schedule itself if it is legal, else InvalidSchedule.
+
+    - `after` names earlier stages only; a stage is all scale-up or all scale-out;
+    - no transfer uses a dead nic;
+    - a sender is the origin, or received the rows in a stage that it reaches through `after` by way of stages it takes
+      part in itself; no rank gets or sends a row twice;
+    - at the end every row is at its target.
+    """
+    check_fits(schedule.cluster, schedule.traffic)
+    stages = schedule.stages
+    stage = np.repeat(np.arange(len(stages)), np.diff(stages.after_ptr))
+    late = (stages.after >= stage) | (stages.after < 0)
+    if late.any():
+        i = int(np.argmax(late))
+        raise InvalidSchedule(f"stage {stage[i]}: waits for stage {stages.after[i]}; `after` names earlier stages only")
+    table: IntArray = schedule.transfers().view(np.int64).reshape(-1, len(COLUMNS))
+    _check_transfers(schedule, table)
+    ranks = np.arange(schedule.cluster.num_ranks + 1)
+    by_src, by_dst = (np.argsort(table[:, column], kind="stable") for column in (SRC, DST))
+    src_ptr, dst_ptr = np.searchsorted(table[by_src, SRC], ranks), np.searchsorted(table[by_dst, DST], ranks)
+    for rank in range(schedule.cluster.num_ranks):
+        sends = table[by_src[src_ptr[rank] : src_ptr[rank + 1]]]
+        receives = table[by_dst[dst_ptr[rank] : dst_ptr[rank + 1]]]
+        expected = np.ascontiguousarray(schedule.traffic.rows[:, rank])
+        found = check_rank(sends, receives, rank, len(stages), stages.after_ptr, stages.after, expected)
+        if found[0] != FINE:
+            raise InvalidSchedule(_complaint(found, sends, receives, rank, expected))
+    return schedule
+
+
+def _check_transfers(schedule: Schedule, table: IntArray) -> None:
+    """Each transfer for itself: ranks, rows, tier, nics."""
+    cluster, traffic = schedule.cluster, schedule.traffic
+    stage, src, dst, origin, target, start, rows = table.T
+
+    def refuse(bad: np.ndarray[tuple[int], np.dtype[np.bool_]], why: str) -> None:
+        if bad.any():
+            i = int(np.argmax(bad))
+            s, a, b, o, t, first, n = table[i].tolist()
+            raise InvalidSchedule(f"stage {s}, rank {a} -> {b}: rows [{first}, {first + n}) of {o} -> {t} {why}")
+
+    refuse(src == dst, "are sent from a rank to itself")
+    refuse(origin == target, "stay where they are; the diagonal is not sent")
+    refuse(rows < 1, "are none; leave the transfer out")
+    refuse((start < 0) | (start + rows > traffic.rows[origin, target]), "are not all in the traffic")
+    same_node = src // cluster.ranks_per_node == dst // cluster.ranks_per_node
+    refuse(same_node & schedule.stages.scale_out[stage], "stay inside a node, but the stage is scale-out")
+    refuse(~same_node & ~schedule.stages.scale_out[stage], "cross nodes, but the stage is scale-up")
+    for end, verb in ((src, "leave by"), (dst, "enter by")):
+        node, local = end // cluster.ranks_per_node, end % cluster.ranks_per_node
+        dead = cluster.rails[node, cluster.nic_G[local]] <= 0
+        refuse(~same_node & dead, f"{verb} a dead nic")
+
+
+def _complaint(
+    found: tuple[int, int, int], sends: IntArray, receives: IntArray, rank: int, expected: IntArray
+) -> str:
+    code, index, value = found
+    if code == MISSING:
+        return (
+            f"rank {rank}: {value} of {expected[index]} rows of {index} -> {rank} arrive; "
+            f"every row must reach its target exactly once"
+        )
+    stage, src, dst, origin, target, start, rows = (receives if code == RECEIVED_TWICE else sends)[index].tolist()
+    what = f"stage {stage}, rank {src} -> {dst}: sends rows [{start}, {start + rows}) of {origin} -> {target}"
+    if code == NOT_HELD:
+        return f"{what}, but rank {rank} holds {value} of these {rows} rows when the stage starts"
+    if code == PASSED_ON:
+        return f"{what}, but rank {rank} is their target; rows stay where they belong"
+    return f"{what}, some of them for the second time; a row makes each hop once"
