@@ -59,8 +59,8 @@ def _make_room(i, kind_I, expert_I, weight_I, rank_I, load_G, free_GK, has_GE, s
 
 
 @njit(cache=True)
-def _refine(kind_I, expert_I, weight_I, rank_I, load_G, slow_G, has_GE, slot_GS, used_G, rounds):
-    """Swap an item of the slowest rank with a lighter one elsewhere, the best pair each time, while that helps."""
+def _refine(kind_I, expert_I, weight_I, rank_I, load_G, slow_G, has_GE, slot_GS, used_G, goal, rounds):
+    """Swap an item of the slowest rank with a lighter one elsewhere, the best pair each time, until the goal or no gain."""
     ranks = len(load_G)
     for _ in range(rounds):
         top = 0
@@ -68,6 +68,8 @@ def _refine(kind_I, expert_I, weight_I, rank_I, load_G, slow_G, has_GE, slot_GS,
             if load_G[g] * slow_G[g] > load_G[top] * slow_G[top]:
                 top = g
         worst = load_G[top] * slow_G[top]
+        if worst <= goal:
+            return
         best = worst * (1 - 1e-9)
         best_s, best_g, best_t = -1, -1, -1
         for s in range(used_G[top]):
@@ -96,10 +98,11 @@ def _refine(kind_I, expert_I, weight_I, rank_I, load_G, slow_G, has_GE, slot_GS,
 
 
 @njit(cache=True)
-def pack(weight_I, expert_I, kind_I, room_GK, slow_G, experts, rounds):
+def pack(weight_I, expert_I, kind_I, room_GK, slow_G, experts, goal, rounds):
     """(rank of each item, load of each rank): never two items of one expert on a rank, no more than the room.
 
-    Heaviest first onto the rank that would be done first, ties to the lower id; then swaps off the slowest rank.
+    Heaviest first onto the rank that would be done first, ties to the lower id; then swaps off the slowest rank until
+    its time is within the goal.
     """
     items, ranks = len(weight_I), len(slow_G)
     order = np.argsort(-weight_I, kind="mergesort")
@@ -123,7 +126,7 @@ def pack(weight_I, expert_I, kind_I, room_GK, slow_G, experts, rounds):
         if best < 0:
             best = _make_room(i, kind_I, expert_I, weight_I, rank, load, free, has, slot, used)
         _place(i, best, kind_I, expert_I, weight_I, rank, load, free, has, slot, used)
-    _refine(kind_I, expert_I, weight_I, rank, load, slow_G, has, slot, used, rounds)
+    _refine(kind_I, expert_I, weight_I, rank, load, slow_G, has, slot, used, goal, rounds)
     return rank, load
 
 
@@ -143,11 +146,13 @@ def _items(weight_E, count_E):
 
 
 @njit(cache=True)
-def _pack_counts(weight_E, count_E, slots, ranks, rounds):
+def _pack_counts(weight_E, count_E, slots, ranks, goal, rounds):
     weight, expert = _items(weight_E, count_E)
     room = np.zeros((ranks, 2), np.int64)
     room[:, 0] = slots
-    rank, load = pack(weight, expert, np.zeros(len(weight), np.int64), room, np.ones(ranks), len(weight_E), rounds)
+    rank, load = pack(
+        weight, expert, np.zeros(len(weight), np.int64), room, np.ones(ranks), len(weight_E), goal, rounds
+    )
     return rank, expert, load.max()
 
 
@@ -176,7 +181,7 @@ def _other_counts(weight_E, copies, ranks, tries):
     ranked = np.argsort(value, kind="mergesort")
     counts = np.empty((min(tries, len(ranked)), experts), np.int64)
     rest = weight_E.copy()
-    rest[a], rest[b] = 0.0, 0.0
+    rest[a], rest[b] = -1.0, -1.0  # behind every expert of weight 0
     n = 0
     for i in range(len(counts)):
         if value[ranked[i]] == np.inf:
@@ -197,15 +202,15 @@ def _pack_node(weight_E, slots, ranks, goal, tries, rounds):
     count = np.empty(experts, np.int64)
     copies = slots * ranks - experts
     replicate(weight_E, copies, ranks, count)
-    rank, expert, top = _pack_counts(weight_E, count, slots, ranks, rounds)
-    if top <= goal or experts < 3 or copies == 0 or ranks == 1 or tries == 0:
+    rank, expert, top = _pack_counts(weight_E, count, slots, ranks, goal, rounds)
+    if top <= goal * 1.0025 or experts < 3 or copies == 0 or ranks == 1 or tries == 0:
         return rank, expert, top
     others = _other_counts(weight_E, copies, ranks, tries)
     for i in range(len(others)):
-        other_rank, other_expert, other_top = _pack_counts(weight_E, others[i], slots, ranks, rounds)
+        other_rank, other_expert, other_top = _pack_counts(weight_E, others[i], slots, ranks, goal, rounds)
         if other_top < top:
             rank, expert, top = other_rank, other_expert, other_top
-            if top <= goal:
+            if top <= goal * 1.0025:
                 break
     return rank, expert, top
 
@@ -216,7 +221,9 @@ def group_nodes(weight_K, nodes):
     groups = len(weight_K)
     room = np.zeros((nodes, 2), np.int64)
     room[:, 0] = groups // nodes
-    node, _ = pack(weight_K, np.arange(groups), np.zeros(groups, np.int64), room, np.ones(nodes), groups, 4 * groups)
+    node, _ = pack(
+        weight_K, np.arange(groups), np.zeros(groups, np.int64), room, np.ones(nodes), groups, 0.0, 4 * groups
+    )
     return node
 
 
@@ -232,7 +239,7 @@ def _rebalance_layer(weight_E, replicas, groups, nodes, gpus, tries, rounds, phy
     for k in range(groups):
         node_weight[node_K[k]] += group_weight[k]
     mine = np.empty(experts // nodes, np.int64)
-    goal = node_weight.max() / local * 1.002  # no packing can beat the heaviest node's mean
+    goal = node_weight.max() / local * 1.0005  # no packing can beat the heaviest node's mean
     for n in np.argsort(-node_weight, kind="mergesort"):
         m = 0
         for k in range(groups):
