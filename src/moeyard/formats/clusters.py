@@ -165,7 +165,7 @@ def load_cluster(source: PathLike) -> Cluster:
 
 
 def preset_names() -> list[str]:
-    """The clusters that come with the package, sorted by size."""
+    """The clusters that come with the package, sorted."""
     names = (f.name.removesuffix(".toml") for f in (resources.files("moeyard") / "presets").iterdir())
     return sorted(names)
 
