@@ -1,0 +1,5 @@
+"""`python -m moeyard`."""
+
+from moeyard.cli import main
+
+main()

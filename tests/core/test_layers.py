@@ -1,0 +1,168 @@
+"""The order of the house: who may import whom, where torch lives, and what the package says it has."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+import moeyard
+
+LAYERS = {
+    0: {"arrays", "errors", "kernels", "units", "version"},
+    1: {
+        "assignment",
+        "chrome",
+        "cluster",
+        "demand",
+        "formats",
+        "forms",
+        "links",
+        "migration",
+        "model",
+        "placement",
+        "presets",
+        "program",
+        "schedule",
+        "timeline",
+        "trace",
+        "traffic",
+    },
+    2: {
+        "assign",
+        "bounds",
+        "compare",
+        "cost",
+        "estimate",
+        "forecast",
+        "lower",
+        "planners",
+        "saved",
+        "schedulers",
+        "sim",
+        "verify",
+        "workloads",
+    },
+    3: {"eplb", "runtime"},  # eplb takes and gives tensors
+    4: {"__main__", "cli", "lab", "report"},
+}
+LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
+APART = [("planners", "schedulers"), ("schedulers", "planners"), ("runtime", "sim")]
+
+
+def modules(root):
+    """Every module of the package as (dotted name below moeyard, its syntax tree), but not the package's own face."""
+    source = root / "src" / "moeyard"
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        if name:
+            yield name, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(tree):
+    """Every module that is imported, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: import by full name"
+            if node.module == "moeyard":
+                yield from (f"moeyard.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def ours(tree):
+    return {name.split(".")[1] for name in imports(tree) if name.startswith("moeyard.")}
+
+
+def test_every_module_has_a_layer(root):
+    unknown = {name.split(".")[0] for name, _ in modules(root)} - LAYER.keys()
+    assert not unknown, f"give {sorted(unknown)} a layer in this test and in ARCHITECTURE.md"
+
+
+def test_a_module_imports_its_own_layer_or_below(root):
+    wrong = [
+        f"{name} (layer {LAYER[name.split('.')[0]]}) imports {other} (layer {LAYER[other]})"
+        for name, tree in modules(root)
+        for other in ours(tree)
+        if LAYER[other] > LAYER[name.split(".")[0]]
+    ]
+    assert not wrong
+
+
+def test_nobody_below_the_command_line_imports_the_face_of_the_package(root):
+    # It would import everything, and so make every layer depend on every other.
+    assert not [
+        name for name, tree in modules(root) if LAYER[name.split(".")[0]] < 4 and "moeyard" in imports(tree)
+    ]
+
+
+@pytest.mark.parametrize(("family", "other"), APART)
+def test_families_do_not_know_each_other(root, family, other):
+    assert not [name for name, tree in modules(root) if name.split(".")[0] == family and other in ours(tree)]
+
+
+def test_kernels_import_only_kernels(root):
+    assert not [
+        name for name, tree in modules(root) if name.startswith("kernels") and ours(tree) - {"kernels"}
+    ]
+
+
+def test_there_is_no_torch_below_the_runtime(root):
+    wrong = [
+        name
+        for name, tree in modules(root)
+        if LAYER[name.split(".")[0]] < 3 and any(m.split(".")[0] == "torch" for m in imports(tree))
+    ]
+    assert not wrong
+
+
+def test_importing_moeyard_imports_no_torch(root):
+    code = "import sys, moeyard, moeyard.cli; sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def packages():
+    return ["moeyard", *(f"moeyard.{name}" for name in ("cli", "formats"))]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_all_is_sorted_and_true(name):
+    package = importlib.import_module(name)
+    assert package.__all__ == sorted(package.__all__)
+    assert len(set(package.__all__)) == len(package.__all__)
+    for public in package.__all__:
+        assert getattr(package, public) is not None
+
+
+def test_a_public_name_is_never_the_module_of_the_same_name():
+    # `moeyard.schedule` is both a module and a function; the face of the package must show the function.
+    assert not [name for name in moeyard.__all__ if type(getattr(moeyard, name)).__name__ == "module"]
+
+
+def test_the_public_contract_is_there():
+    nouns = {
+        "Assignment",
+        "Cluster",
+        "Contention",
+        "Demand",
+        "ModelSpec",
+        "Placement",
+        "Port",
+        "Program",
+        "Schedule",
+        "Traffic",
+    }
+    functions = {"assign", "bound", "estimate", "lower", "place", "run_local", "schedule", "verify"}
+    contract = nouns | functions | {"PLANNERS", "SCHEDULERS"}
+    assert not contract - set(moeyard.__all__)
+
+
+def test_files_stay_readable(root):
+    sizes = {p.name: len(p.read_text().splitlines()) for p in (root / "src").rglob("*.py")}
+    assert not {name: lines for name, lines in sizes.items() if lines > 420}
