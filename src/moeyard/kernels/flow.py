@@ -2,8 +2,7 @@
 
 `run_flows` is the whole simulator. It knows nothing of ranks or stages: an operation waits for others, then its
 latency, then moves `size` bytes over its links. An operation without links takes its latency alone (computation);
-with no latency either it is a join. Layout: L links, I operations, S slots (one per operation now flowing),
-H hops (path length).
+with no latency either it is a join. Layout: I operations, else as in `sharing`.
 """
 
 from __future__ import annotations
@@ -13,49 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-SAME_LEVEL = 1e-10  # shares this close are one level: rounding must not tear symmetric flows apart
-SAME_TIME = 1e-12  # likewise for instants
-FAN = 64  # width of the tree of minima over slots
-HOP_BITS = 3  # a flow's entry in a link's list is slot << HOP_BITS | hop
-MAX_HOPS = 1 << HOP_BITS
-
-
-class Net(NamedTuple):
-    """What the links are, and what flows on them now."""
-
-    capacity_L: np.ndarray
-    contended_L: np.ndarray
-    law: np.ndarray  # loss, knee, ceiling
-    load_L: np.ndarray  # flows on the link (the sum of their weights)
-    level_L: np.ndarray  # the rate its unthrottled flows get; inf where it is not full
-    ptr_L: np.ndarray  # its part of `flows`
-    len_L: np.ndarray
-    flows: np.ndarray  # slot << HOP_BITS | hop
-    spare_L: np.ndarray  # scratch: capacity not yet given out
-    open_L: np.ndarray  # scratch: weight not yet given a rate
-    seen_L: np.ndarray
-    links: np.ndarray  # scratch: links of the part being solved
-    heap_t: np.ndarray
-    heap_i: np.ndarray
-
-
-class Slots(NamedTuple):
-    """What flows now, one slot each."""
-
-    op_S: np.ndarray
-    hop_SH: np.ndarray  # links, -1 where the path is shorter
-    weight_SH: np.ndarray
-    place_SH: np.ndarray  # where in Net.flows
-    rate_S: np.ndarray  # -1: not given yet
-    next_S: np.ndarray  # scratch: the rate about to be given
-    left_S: np.ndarray  # bytes left at `since`
-    since_S: np.ndarray
-    end_S: np.ndarray
-    seen_S: np.ndarray
-    slots: np.ndarray  # scratch: slots of the part being solved
-    free: np.ndarray  # a stack of slots to use again
-    min1: np.ndarray  # minima of FAN ends
-    min2: np.ndarray  # minima of FAN * FAN ends
+from moeyard.kernels.sharing import FAN, SAME_TIME, earliest, new_net, new_slots, pop, push, share_again
 
 
 class Queue(NamedTuple):
@@ -72,41 +29,6 @@ class Queue(NamedTuple):
     stack: np.ndarray
     heap_t: np.ndarray
     heap_i: np.ndarray
-
-
-@njit(cache=True, nogil=True)
-def _push(key, item, n, k, i):
-    """Add (k, i) to a binary heap of n entries; the new length."""
-    at = n
-    while at > 0:
-        up = (at - 1) >> 1
-        if key[up] < k or (key[up] == k and item[up] <= i):
-            break
-        key[at], item[at] = key[up], item[up]
-        at = up
-    key[at], item[at] = k, i
-    return n + 1
-
-
-@njit(cache=True, nogil=True)
-def _pop(key, item, n):
-    """Drop the least entry of a binary heap of n entries; the new length."""
-    n -= 1
-    k, i = key[n], item[n]
-    at = 0
-    while True:
-        down = 2 * at + 1
-        if down >= n:
-            break
-        right = down + 1
-        if right < n and (key[right] < key[down] or (key[right] == key[down] and item[right] < item[down])):
-            down = right
-        if k < key[down] or (k == key[down] and i <= item[down]):
-            break
-        key[at], item[at] = key[down], item[down]
-        at = down
-    key[at], item[at] = k, i
-    return n
 
 
 @njit(cache=True, nogil=True)
@@ -130,229 +52,8 @@ def _finish(queue, waiting, op, t):
                     queue.stack[depth] = j
                     depth += 1
                 else:
-                    waiting = _push(queue.heap_t, queue.heap_i, waiting, t + queue.latency_I[j], j)
+                    waiting = push(queue.heap_t, queue.heap_i, waiting, t + queue.latency_I[j], j)
     return waiting, done
-
-
-@njit(cache=True, nogil=True)
-def _capacity(net, link):
-    """Bytes per second of a link under the contention law, with what flows on it now."""
-    if not net.contended_L[link]:
-        return net.capacity_L[link]
-    over = max(0.0, net.load_L[link] - net.law[1])
-    return net.capacity_L[link] / min(net.law[2], 1.0 + net.law[0] * over)
-
-
-@njit(cache=True, nogil=True)
-def _join(net, slots, slot, op, path_ptr, path, weight):
-    """Put an operation on its links."""
-    hops = slots.hop_SH.shape[1]
-    slots.op_S[slot] = op
-    slots.rate_S[slot] = -1.0
-    for h in range(hops):
-        e = path_ptr[op] + h
-        if e >= path_ptr[op + 1]:
-            slots.hop_SH[slot, h] = -1
-            continue
-        link = path[e]
-        slots.hop_SH[slot, h] = link
-        slots.weight_SH[slot, h] = weight[e]
-        slots.place_SH[slot, h] = net.len_L[link]
-        net.flows[net.ptr_L[link] + net.len_L[link]] = slot << HOP_BITS | h
-        net.len_L[link] += 1
-        net.load_L[link] += weight[e]
-
-
-@njit(cache=True, nogil=True)
-def _leave(net, slots, slot):
-    """Take a finished operation off its links; the last entry of each list takes its place."""
-    hops = slots.hop_SH.shape[1]
-    for h in range(hops):
-        link = slots.hop_SH[slot, h]
-        if link < 0:
-            break
-        net.len_L[link] -= 1
-        net.load_L[link] -= slots.weight_SH[slot, h]
-        at, last = slots.place_SH[slot, h], net.flows[net.ptr_L[link] + net.len_L[link]]
-        net.flows[net.ptr_L[link] + at] = last
-        slots.place_SH[last >> HOP_BITS, last & (MAX_HOPS - 1)] = at
-    slots.op_S[slot] = -1
-
-
-@njit(cache=True, nogil=True)
-def _fill_level(net, slots, link):
-    """The level at which a link fills up if its flows keep below their present rates, inf if it does not."""
-    first, last = net.ptr_L[link], net.ptr_L[link] + net.len_L[link]
-    level = 0.0
-    while True:  # the level only rises: flows found below it stay below it
-        spare, wide = _capacity(net, link), 0.0
-        for k in range(first, last):
-            slot, h = net.flows[k] >> HOP_BITS, net.flows[k] & (MAX_HOPS - 1)
-            rate = slots.rate_S[slot]
-            if 0.0 <= rate < level:
-                spare -= slots.weight_SH[slot, h] * rate
-            else:
-                wide += slots.weight_SH[slot, h]
-        if wide <= 0.0:
-            return np.inf
-        rise = spare / wide
-        if rise <= level * (1.0 + SAME_LEVEL):
-            return level
-        level = rise
-
-
-@njit(cache=True, nogil=True)
-def _collect(net, slots, dirty, mark, floor):
-    """The links and slots whose rates may change when the flows of `dirty` links have: (links, slots).
-
-    Filling up from zero goes as before until the first changed link fills up or used to: every flow slower than
-    this `floor` keeps its rate, and is only charged to its links.
-    """
-    hops = slots.hop_SH.shape[1]
-    links, found = 0, 0
-    for link in dirty:
-        if net.seen_L[link] != mark:
-            net.seen_L[link] = mark
-            net.links[links] = link
-            links += 1
-    at = 0
-    while at < links:
-        link = net.links[at]
-        at += 1
-        spare, wide = _capacity(net, link), 0.0
-        first = net.ptr_L[link]
-        for k in range(first, first + net.len_L[link]):
-            slot = net.flows[k] >> HOP_BITS
-            w = slots.weight_SH[slot, net.flows[k] & (MAX_HOPS - 1)]
-            rate = slots.rate_S[slot]
-            if 0.0 <= rate < floor:
-                spare -= w * rate
-                continue
-            wide += w
-            if slots.seen_S[slot] != mark:
-                slots.seen_S[slot] = mark
-                slots.next_S[slot] = -1.0
-                slots.slots[found] = slot
-                found += 1
-                for h in range(hops):
-                    other = slots.hop_SH[slot, h]
-                    if other >= 0 and net.seen_L[other] != mark:
-                        net.seen_L[other] = mark
-                        net.links[links] = other
-                        links += 1
-        net.spare_L[link], net.open_L[link] = spare, wide
-        net.level_L[link] = np.inf
-    return links, found
-
-
-@njit(cache=True, nogil=True)
-def _fill(net, slots, links):
-    """Raise all open flows together; the tightest link stops its own, the others go on: max-min fair rates."""
-    hops = slots.hop_SH.shape[1]
-    n = 0
-    for k in range(links):
-        link = net.links[k]
-        if net.open_L[link] > 0.0:
-            n = _push(net.heap_t, net.heap_i, n, max(0.0, net.spare_L[link]) / net.open_L[link], link)
-    level = -1.0
-    while n:
-        share, link = net.heap_t[0], net.heap_i[0]
-        n = _pop(net.heap_t, net.heap_i, n)
-        if net.open_L[link] <= 0.0:
-            continue
-        now = max(0.0, net.spare_L[link]) / net.open_L[link]
-        if now > share * (1.0 + SAME_TIME):  # others have stopped since: it fills up later than it seemed
-            n = _push(net.heap_t, net.heap_i, n, now, link)
-            continue
-        if level < 0.0 or now > level * (1.0 + SAME_LEVEL):
-            level = now
-        net.level_L[link] = level
-        first = net.ptr_L[link]
-        for k in range(first, first + net.len_L[link]):
-            slot = net.flows[k] >> HOP_BITS
-            if slots.seen_S[slot] != net.seen_L[link] or slots.next_S[slot] >= 0.0:
-                continue
-            slots.next_S[slot] = level
-            for h in range(hops):
-                other = slots.hop_SH[slot, h]
-                if other < 0:
-                    break
-                w = slots.weight_SH[slot, h]
-                net.spare_L[other] -= w * level
-                net.open_L[other] -= w
-
-
-@njit(cache=True, nogil=True)
-def _settle(slots, found, now):
-    """Give the solved slots their new rates from `now` on, and foresee their ends."""
-    for k in range(found):
-        slot = slots.slots[k]
-        rate = slots.next_S[slot]
-        if rate == slots.rate_S[slot]:
-            continue
-        if slots.rate_S[slot] > 0.0:
-            slots.left_S[slot] -= slots.rate_S[slot] * (now - slots.since_S[slot])
-        slots.since_S[slot] = now
-        slots.rate_S[slot] = rate
-        slots.end_S[slot] = now + max(0.0, slots.left_S[slot]) / rate if rate > 0.0 else np.inf
-        slots.min1[slot // FAN] = -1.0  # stale
-        slots.min2[slot // (FAN * FAN)] = -1.0
-
-
-@njit(cache=True, nogil=True)
-def _earliest(slots, high):
-    """The slot that ends first among the first `high`, -1 if none does. Brings stale minima up to date."""
-    best, t = -1, np.inf
-    for c in range(-(-high // (FAN * FAN))):
-        if slots.min2[c] < 0.0:
-            low = np.inf
-            for b in range(c * FAN, (c + 1) * FAN):
-                if slots.min1[b] < 0.0:
-                    slots.min1[b] = slots.end_S[b * FAN : (b + 1) * FAN].min()
-                low = min(low, slots.min1[b])
-            slots.min2[c] = low
-        if slots.min2[c] < t:
-            best, t = c, slots.min2[c]
-    if best < 0:
-        return -1
-    for b in range(best * FAN, (best + 1) * FAN):
-        if slots.min1[b] == t:
-            for s in range(b * FAN, (b + 1) * FAN):
-                if slots.end_S[s] == t:
-                    return s
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def _new_net(path_ptr, path, capacity, contended, law):
-    links = len(capacity)
-    ptr = np.zeros(links + 1, np.int64)
-    for e in range(len(path)):
-        ptr[path[e] + 1] += 1
-    for k in range(links):
-        ptr[k + 1] += ptr[k]
-    heap = 2 * links + 1
-    return Net(
-        capacity, contended, law, np.zeros(links), np.full(links, np.inf), ptr, np.zeros(links, np.int64),
-        np.empty(len(path), np.int32), np.zeros(links), np.zeros(links), np.zeros(links, np.int64),
-        np.empty(links, np.int64), np.empty(heap), np.empty(heap, np.int64),
-    )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def _new_slots(path_ptr):
-    flows, hops = 0, 1
-    for i in range(len(path_ptr) - 1):
-        length = path_ptr[i + 1] - path_ptr[i]
-        flows += length > 0
-        hops = max(hops, length)
-    room = -(-max(1, flows) // (FAN * FAN)) * FAN * FAN
-    return Slots(
-        np.full(room, -1, np.int32), np.empty((room, hops), np.int32), np.empty((room, hops)),
-        np.empty((room, hops), np.int32), np.empty(room), np.empty(room), np.empty(room), np.empty(room),
-        np.full(room, np.inf), np.zeros(room, np.int64), np.empty(room, np.int32), np.empty(room, np.int32),
-        np.full(room // FAN, np.inf), np.full(room // (FAN * FAN), np.inf),
-    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -365,50 +66,6 @@ def _new_queue(path_ptr, latency, needs, next_ptr, next_):
         latency, needs.copy(), next_ptr, next_, instant, np.full(ops, np.nan), np.full(ops, np.nan),
         np.full(ops, -1, np.int64), np.empty(ops + 1, np.int64), np.empty(ops), np.empty(ops, np.int64),
     )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def _floor(net, slots, dirty):
-    """Below this rate nothing changes when the flows of the `dirty` links have changed (see _collect)."""
-    floor = np.inf
-    for link in dirty:
-        floor = min(floor, net.level_L[link], _fill_level(net, slots, link))
-    return floor * (1.0 - 10.0 * SAME_LEVEL)
-
-
-@njit(cache=True, nogil=True)
-def _share_again(net, slots, free, high, gone, come, path_ptr, path, weight, size, now, mark):
-    """Take `gone` slots off, put `come` operations on, and share the links anew: (free slots, high, slots solved)."""
-    hops = slots.hop_SH.shape[1]
-    dirty = np.empty((len(gone) + len(come)) * hops, np.int64)
-    n = 0
-    for slot in gone:
-        for h in range(hops):
-            if slots.hop_SH[slot, h] >= 0 and net.seen_L[slots.hop_SH[slot, h]] != -mark:
-                dirty[n] = slots.hop_SH[slot, h]
-                net.seen_L[dirty[n]] = -mark
-                n += 1
-        _leave(net, slots, slot)
-        slots.free[free] = slot
-        free += 1
-    for op in come:
-        if free:
-            free -= 1
-            slot = np.int64(slots.free[free])
-        else:
-            slot = high
-            high += 1
-        _join(net, slots, slot, op, path_ptr, path, weight)
-        slots.left_S[slot] = size[op]
-        for e in range(path_ptr[op], path_ptr[op + 1]):
-            if net.seen_L[path[e]] != -mark:
-                dirty[n] = path[e]
-                net.seen_L[path[e]] = -mark
-                n += 1
-    links, found = _collect(net, slots, dirty[:n], mark, _floor(net, slots, dirty[:n]))
-    _fill(net, slots, links)
-    _settle(slots, found, now)
-    return free, high, found
 
 
 @njit(cache=True, nogil=True)
@@ -432,7 +89,20 @@ def _log(trace, n, slots, found, gone_ops, now):
 
 @njit(cache=True, nogil=True)
 def run_flows(
-    path_ptr, path, weight, size, latency, needs, next_ptr, next_, capacity, contended, law, slack, watch, traced
+    path_ptr,
+    path,
+    weight,
+    size,
+    latency,
+    needs,
+    next_ptr,
+    next_,
+    capacity,
+    contended,
+    law,
+    slack,
+    watch,
+    traced,
 ):
     """Start, first byte and end of every operation, under max-min fair sharing.
 
@@ -451,8 +121,8 @@ def run_flows(
     Returns (start, first byte, end, cause: the operation whose end released this one or -1, counts: sharings,
     flows solved, most flows at once, trace). Operations that never ran (a cycle, a link of no capacity) end at nan.
     """
-    net = _new_net(path_ptr, path, capacity, contended, law)
-    slots = _new_slots(path_ptr)
+    net = new_net(path_ptr, path, capacity, contended, law)
+    slots = new_slots(path_ptr)
     queue = _new_queue(path_ptr, latency, needs, next_ptr, next_)
     first_I = np.full(len(size), np.nan)
     gone, come = np.empty(len(slots.op_S), np.int64), np.empty(len(slots.op_S), np.int64)
@@ -469,15 +139,15 @@ def run_flows(
                 waiting, done = _finish(queue, waiting, i, 0.0)
                 watch[0] += done
             else:
-                waiting = _push(queue.heap_t, queue.heap_i, waiting, latency[i], i)
+                waiting = push(queue.heap_t, queue.heap_i, waiting, latency[i], i)
     while watch[1] == 0.0:
-        slot = _earliest(slots, high)
+        slot = earliest(slots, high)
         t_end = slots.end_S[slot] if slot >= 0 else np.inf
         t_come = queue.heap_t[0] if waiting else np.inf
         t = min(t_end, t_come)
         if due < np.inf and t > due * (1.0 + SAME_TIME):
             now = max(now, due)
-            free, high, found = _share_again(
+            free, high, found = share_again(
                 net, slots, free, high, gone[:num_gone], come[:num_come], path_ptr, path, weight, size, now,
                 counts[0] + 1,
             )  # fmt: skip
@@ -502,7 +172,7 @@ def run_flows(
             num_gone += 1
         else:
             op = queue.heap_i[0]
-            waiting = _pop(queue.heap_t, queue.heap_i, waiting)
+            waiting = pop(queue.heap_t, queue.heap_i, waiting)
             first_I[op] = now
             if path_ptr[op] < path_ptr[op + 1] and size[op] > 0.0:
                 come[num_come] = op

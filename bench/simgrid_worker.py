@@ -1,0 +1,63 @@
+"""Runs one case in SimGrid. For the system's Python with Debian's python3-simgrid; reads and writes JSON.
+
+in   {"hosts": n, "capacity": [bytes/s per link], "latency": seconds, "flows": [[src, dst, bytes, [links]], ...],
+      "stages": [[flow, ...], ...]}     stages, if any, run one after the other
+out  {"makespan": s, "end": [s per flow], "wall": seconds of the simulation alone, "version": ...}
+
+CM02 with cross-traffic off and the TCP window unlimited is plain max-min sharing, but for weights of 1/latency:
+every path here has the same latency, carried by its first link, so that they are equal.
+"""
+
+import json
+import sys
+import time
+
+OPTIONS = ["network/model:CM02", "network/crosstraffic:0", "network/TCP-gamma:1e20", "network/weight-S:0"]
+
+
+def main():
+    import simgrid
+    from simgrid import Actor, Comm, Engine, Host, LinkInRoute, NetZone
+
+    job = json.load(sys.stdin)
+    engine = Engine(["simgrid", "--log=root.thresh:error", *(f"--cfg={option}" for option in OPTIONS)])
+    zone = NetZone.create_full_zone("zone")
+    hosts = [zone.create_host(f"h{i}", 1e9) for i in range(job["hosts"])]
+    first = {path[0] for _, _, _, path in job["flows"]}
+    links = []
+    for i, capacity in enumerate(job["capacity"]):
+        link = zone.create_link(f"l{i}", capacity)
+        link.set_latency(job["latency"] if i in first else 0.0)
+        links.append(link.seal())
+    routed = {}
+    for src, dst, _, path in job["flows"]:
+        if routed.setdefault((src, dst), path) != path:
+            raise SystemExit(f"two paths from host {src} to host {dst}")
+    for (src, dst), path in routed.items():
+        route = [LinkInRoute(links[k]) for k in path]
+        zone.add_route(hosts[src].netpoint, hosts[dst].netpoint, None, None, route, False)
+    zone.seal()
+    end = [0.0] * len(job["flows"])
+
+    def run():
+        for stage in job.get("stages") or [range(len(end))]:
+            comms = {}
+            for i in stage:
+                src, dst, size, _ = job["flows"][i]
+                comms[i] = Comm.sendto_async(hosts[src], hosts[dst], int(size))
+            Comm.wait_all(list(comms.values()))
+            for i, comm in comms.items():
+                end[i] = comm.finish_time
+
+    Actor.create("all", Host.by_name("h0"), run)
+    wall = time.perf_counter()
+    engine.run()
+    wall = time.perf_counter() - wall
+    version = (
+        ".".join(str(part) for part in simgrid.simgrid_version) if hasattr(simgrid, "simgrid_version") else ""
+    )
+    print(json.dumps({"makespan": engine.clock, "end": end, "wall": wall, "version": version}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The links of a cluster: every directed capacity that a message can fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen
+from moeyard.cluster import Cluster
+
+UP_OUT, UP_IN, NIC_OUT, NIC_IN, WAN_OUT, WAN_IN = range(6)
+KINDS = ("scale-up out", "scale-up in", "nic out", "nic in", "wan out", "wan in")
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Links in blocks, one per kind: scale-up by rank, nics by (node, nic), wan by datacenter; out before in."""
+
+    cluster: Cluster
+
+    @cached_property
+    def first(self) -> tuple[int, ...]:
+        """Where the block of each kind starts, and where the last ends."""
+        c = self.cluster
+        wans = c.datacenters if c.wan is not None and c.datacenters > 1 else 0
+        sizes = (c.num_ranks, c.num_ranks, *(2 * (c.nodes * c.nics_per_node,)), wans, wans)
+        return tuple(int(n) for n in np.concatenate(([0], np.cumsum(sizes))))
+
+    def __len__(self) -> int:
+        return self.first[-1]
+
+    @cached_property
+    def capacity_L(self) -> FloatArray:
+        """Bytes per second when nothing is lost to contention."""
+        c = self.cluster
+        up = np.full(c.num_ranks, c.scale_up.bandwidth)
+        nic = c.scale_out.bandwidth * c.rails.reshape(-1)
+        wan = np.full(self.first[WAN_IN] - self.first[WAN_OUT], c.wan.bandwidth if c.wan is not None else 0.0)
+        return frozen(np.concatenate((up, up, nic, nic, wan, wan)))
+
+    @cached_property
+    def contended_L(self) -> BoolArray:
+        """Where the contention law holds: nics and wan ports."""
+        return frozen(np.arange(len(self)) >= self.first[NIC_OUT])
+
+    @cached_property
+    def kind_L(self) -> IntArray:
+        return frozen(np.repeat(np.arange(6), np.diff(self.first)))
+
+    def name(self, link: int) -> str:
+        """`nic out, node 3 nic 1`."""
+        kind = int(self.kind_L[link])
+        at = link - self.first[kind]
+        if kind in (UP_OUT, UP_IN):
+            where = f"rank {at}"
+        elif kind in (NIC_OUT, NIC_IN):
+            where = "node {} nic {}".format(*divmod(at, self.cluster.nics_per_node))
+        else:
+            where = f"datacenter {at}"
+        return f"{KINDS[kind]}, {where}"
+
+    def paths(self, src_M: IntArray, dst_M: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """CSR of the links each message crosses, in order, and its latency: (path_ptr, path, latency)."""
+        c = self.cluster
+        node_M, to_node_M = src_M // c.ranks_per_node, dst_M // c.ranks_per_node
+        inside = node_M == to_node_M
+        nic_M = node_M * c.nics_per_node + c.nic_G[src_M % c.ranks_per_node]
+        to_nic_M = to_node_M * c.nics_per_node + c.nic_G[dst_M % c.ranks_per_node]
+        leaving = np.where(inside, self.first[UP_OUT] + src_M, self.first[NIC_OUT] + nic_M)
+        entering = np.where(inside, self.first[UP_IN] + dst_M, self.first[NIC_IN] + to_nic_M)
+        latency = np.where(inside, c.scale_up.latency, c.scale_out.latency)
+        if self.first[WAN_OUT] == self.first[WAN_IN]:
+            path = np.stack((leaving, entering), axis=1).reshape(-1)
+            return np.arange(0, len(path) + 1, 2), path, latency
+        dc_M, to_dc_M = node_M // c.nodes_per_datacenter, to_node_M // c.nodes_per_datacenter
+        far = dc_M != to_dc_M
+        hops = np.stack((leaving, self.first[WAN_OUT] + dc_M, self.first[WAN_IN] + to_dc_M, entering), axis=1)
+        used = np.ones(hops.shape, dtype=np.bool_)
+        used[:, 1] = used[:, 2] = far
+        ptr = np.concatenate(([0], np.cumsum(np.where(far, 4, 2))))
+        assert c.wan is not None
+        return ptr, hops[used], np.where(far, c.wan.latency, latency)
