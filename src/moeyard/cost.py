@@ -53,8 +53,8 @@ class StepCost:
 
     @property
     def exchange(self) -> float:
-        """All four exchanges."""
-        return 2 * (self.dispatch + self.combine)
+        """All four exchanges, or the forward's two."""
+        return (2 if self.expert_backward else 1) * (self.dispatch + self.combine)
 
 
 def step_cost(
@@ -66,13 +66,14 @@ def step_cost(
     compression: float = 1.0,
     overlap: bool = True,
     pipelined: bool = False,
+    backward: bool = True,
     previous: Placement | None = None,
 ) -> StepCost:
     """Cost of one layer under this placement and assignment.
 
     `compression`: a gathered expert crosses in 1/compression of its bytes (gradients are never compressed).
     `overlap`: gather and reduce hide behind compute. `pipelined`: the experts' compute hides behind the exchanges, as
-    with infinitely many chunks. `previous`: adds the one-off `migration` from it.
+    with infinitely many chunks. `backward=False`: the forward alone. `previous`: adds the one-off `migration` from it.
     """
     if placement.num_ranks != cluster.num_ranks or assignment.num_ranks != cluster.num_ranks:
         raise InvalidPlacement(
@@ -80,7 +81,9 @@ def step_cost(
             f"but the cluster has {cluster.num_ranks}; plan for this cluster"
         )
     expert_P, host_P = replica_pairs(placement)
-    rates = rates_of(cluster, model, compression=compression, overlap=overlap, pipelined=pipelined)
+    rates = rates_of(
+        cluster, model, compression=compression, overlap=overlap, pipelined=pipelined, backward=backward
+    )
     seconds = kernel.layer_seconds(
         assignment.rows_RR, expert_P, host_P, placement.home_E, rates, ports_of(cluster)
     )
@@ -134,6 +137,7 @@ def rates_of(
     compression: float = 1.0,
     overlap: bool = True,
     pipelined: bool = False,
+    backward: bool = True,
 ) -> Rates:
     """The model on this cluster as the kernels see it."""
     if not (compression >= 1 and math.isfinite(compression)):
@@ -147,6 +151,7 @@ def rates_of(
         non_moe_backward_R=(model.non_moe_backward + 2 * model.router) / cluster.speed,
         overlap=bool(overlap),
         pipelined=bool(pipelined),
+        backward=bool(backward),
     )
 
 

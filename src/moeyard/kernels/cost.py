@@ -40,6 +40,7 @@ class Rates(NamedTuple):
     non_moe_backward_R: np.ndarray
     overlap: bool  # gather and reduce hide behind compute
     pipelined: bool  # the experts' compute hides behind the exchanges
+    backward: bool  # False: the forward alone, as in inference
 
 
 @njit(cache=True)
@@ -219,39 +220,46 @@ def left_over(seconds, level, compute, exchanges):
 
 
 @njit(cache=True)
+def one_pass(exchange, level, compute, dense, moves, rates):
+    """(seconds, exposed) of one pass of a layer: dense part, exchange, experts, exchange; `moves`: gather or reduce."""
+    if not rates.overlap:
+        left = moves.sum()
+        return dense + 2.0 * exchange + compute + left, left
+    if rates.pipelined:
+        left = left_over(moves, level, dense, 2.0 * exchange)
+        return dense + max(compute, 2.0 * exchange + left), left
+    left = left_over(moves, level, dense + compute, 2.0 * exchange)
+    return dense + 2.0 * exchange + compute + left, left
+
+
+@njit(cache=True)
 def compose(load, both, level, loads, rows_R, rates, ports):
     """The seconds of one MoE layer and the non-MoE part before it, in the steady state of many layers."""
     out = np.zeros(10)
     exchange = load * rates.row_bytes + ports.latency[level]
-    gather = tier_seconds(loads, rates.gather_bytes, ports)
-    reduce = tier_seconds(loads, rates.reduce_bytes, ports)
+    ways = 2.0 if rates.backward else 1.0
     forward, before, after, busiest = 0.0, 0.0, 0.0, 0.0
     for r in range(len(rows_R)):
         experts = rows_R[r] * rates.row_seconds_R[r]
-        forward = max(forward, experts)
-        before = max(before, rates.non_moe_forward_R[r])
-        after = max(after, rates.non_moe_backward_R[r])
-        busiest = max(busiest, 3.0 * experts + rates.non_moe_forward_R[r] + rates.non_moe_backward_R[r])
-    backward = 2.0 * forward
-    out[DISPATCH], out[FORWARD], out[BACKWARD], out[NON_MOE] = exchange, forward, backward, before + after
-    out[GATHER], out[REDUCE] = gather.sum(), reduce.sum()
-    if not rates.overlap:
-        out[GATHER_LEFT], out[REDUCE_LEFT] = out[GATHER], out[REDUCE]
-        moe = 4.0 * exchange + forward + backward + out[GATHER] + out[REDUCE]
-    elif rates.pipelined:
-        out[GATHER_LEFT] = left_over(gather, level, before, 2.0 * exchange)
-        out[REDUCE_LEFT] = left_over(reduce, level, after, 2.0 * exchange)
-        moe = max(forward, 2.0 * exchange + out[GATHER_LEFT]) + max(
-            backward, 2.0 * exchange + out[REDUCE_LEFT]
-        )
-    else:
-        out[GATHER_LEFT] = left_over(gather, level, before + forward, 2.0 * exchange)
-        out[REDUCE_LEFT] = left_over(reduce, level, after + backward, 2.0 * exchange)
-        moe = 4.0 * exchange + forward + backward + out[GATHER_LEFT] + out[REDUCE_LEFT]
-    out[TOTAL] = moe + before + after
-    # In one direction a port carries its rows out twice and its rows in twice, and gathers or reduces what it must.
-    network = max(2.0 * both * rates.row_bytes, max(loads) * max(rates.gather_bytes, rates.reduce_bytes))
-    out[BOUND] = max(busiest, network)
+        dense = rates.non_moe_forward_R[r]
+        forward, before = max(forward, experts), max(before, dense)
+        if rates.backward:
+            after = max(after, rates.non_moe_backward_R[r])
+            experts, dense = 3.0 * experts, dense + rates.non_moe_backward_R[r]
+        busiest = max(busiest, experts + dense)
+    gather = tier_seconds(loads, rates.gather_bytes, ports)
+    seconds, left = one_pass(exchange, level, forward, before, gather, rates)
+    out[DISPATCH], out[FORWARD], out[NON_MOE], out[TOTAL] = exchange, forward, before + after, seconds
+    out[GATHER], out[GATHER_LEFT] = gather.sum(), left
+    heaviest = rates.gather_bytes
+    if rates.backward:
+        reduce = tier_seconds(loads, rates.reduce_bytes, ports)
+        seconds, left = one_pass(exchange, level, 2.0 * forward, after, reduce, rates)
+        out[BACKWARD], out[REDUCE], out[REDUCE_LEFT] = 2.0 * forward, reduce.sum(), left
+        out[TOTAL] += seconds
+        heaviest = max(heaviest, rates.reduce_bytes)
+    # In one direction a port carries its rows out and its rows in, each way, and gathers or reduces what it must.
+    out[BOUND] = max(busiest, max(ways * both * rates.row_bytes, max(loads) * heaviest))
     return out
 
 
