@@ -1,1 +1,91 @@
-"""Plans, simulates and runs the communication of expert-parallel Mixture-of-Experts training."""
+"""Plans, simulates and runs the communication of expert-parallel Mixture-of-Experts training.
+
+    cluster = Cluster.load("h200-4x8")
+    demand -> place -> assign -> Traffic -> schedule -> lower -> Program
+
+The names below are the public ones. Nothing here imports torch; `moeyard.runtime` does.
+"""
+
+from moeyard.assign import assign
+from moeyard.assignment import Assignment
+from moeyard.bounds import bound
+from moeyard.cluster import Cluster, Contention, Port
+from moeyard.demand import Demand
+from moeyard.errors import (
+    InvalidCluster,
+    InvalidDemand,
+    InvalidFile,
+    InvalidModel,
+    InvalidPlacement,
+    InvalidSchedule,
+    InvalidTraffic,
+    MoeyardError,
+    UnknownName,
+)
+from moeyard.estimate import estimate
+from moeyard.formats import (
+    load_demand,
+    load_trace,
+    load_traffic,
+    save_cluster,
+    save_demand,
+    save_trace,
+    save_traffic,
+)
+from moeyard.lower import lower, run_local
+from moeyard.model import ModelSpec
+from moeyard.placement import Placement
+from moeyard.planners import PLANNERS, place
+from moeyard.program import Program
+from moeyard.saved import load_schedule, save_schedule
+from moeyard.schedule import Schedule
+from moeyard.schedulers import SCHEDULERS, schedule  # after moeyard.schedule: the function keeps the name
+from moeyard.trace import Trace
+from moeyard.traffic import Traffic
+from moeyard.verify import verify
+from moeyard.version import __version__
+from moeyard.workloads import workload
+
+__all__ = [
+    "Assignment",
+    "Cluster",
+    "Contention",
+    "Demand",
+    "InvalidCluster",
+    "InvalidDemand",
+    "InvalidFile",
+    "InvalidModel",
+    "InvalidPlacement",
+    "InvalidSchedule",
+    "InvalidTraffic",
+    "ModelSpec",
+    "MoeyardError",
+    "PLANNERS",
+    "Placement",
+    "Port",
+    "Program",
+    "SCHEDULERS",
+    "Schedule",
+    "Trace",
+    "Traffic",
+    "UnknownName",
+    "__version__",
+    "assign",
+    "bound",
+    "estimate",
+    "load_demand",
+    "load_schedule",
+    "load_trace",
+    "load_traffic",
+    "lower",
+    "place",
+    "run_local",
+    "save_cluster",
+    "save_demand",
+    "save_schedule",
+    "save_trace",
+    "save_traffic",
+    "schedule",
+    "verify",
+    "workload",
+]

@@ -24,9 +24,9 @@ def _random(ranks: int, _: float, rng: np.random.Generator) -> FloatArray:
 
 
 def _zipf(ranks: int, exponent: float, rng: np.random.Generator) -> FloatArray:
-    """The k-th largest of all pairs has weight k ** -exponent; which pair is k-th is random."""
-    order = 1 + rng.permutation(ranks * ranks).reshape(ranks, ranks)
-    weights: FloatArray = order.astype(np.float64) ** -exponent
+    """Every rank sends k ** -exponent to its k-th destination; who is k-th is random, for each rank anew."""
+    order = 1.0 + rng.permuted(np.tile(np.arange(ranks), (ranks, 1)), axis=1)
+    weights: FloatArray = order**-exponent
     return weights
 
 
@@ -51,7 +51,7 @@ WORKLOADS: dict[str, tuple[str, float | None, Weights]] = {
     "hot": ("share of rows for one hot expert", 0.25, _hot),
     "random": ("uniform per pair", None, _random),
     "sparse": ("share of pairs with any rows", 0.1, _sparse),
-    "zipf": ("exponent over all pairs", 0.9, _zipf),
+    "zipf": ("exponent over the destinations of a rank", 0.9, _zipf),
 }
 _LARGEST = {"hot": 1.0, "sparse": 1.0}
 

@@ -66,7 +66,8 @@ def read_traffic(cluster: Cluster, source: str, mb: float, row_bytes: int | None
     """From a file if it looks like one, else a workload by name."""
     if Path(source).suffix in (".npy", ".npz", ".csv") or "/" in source:
         return load_traffic(source, row_bytes)
-    return workload(source, cluster.num_ranks, mb=mb, row_bytes=row_bytes or ROW_BYTES, seed=seed)
+    size = ROW_BYTES if row_bytes is None else row_bytes
+    return workload(source, cluster.num_ranks, mb=mb, row_bytes=size, seed=seed)
 
 
 def _data(cluster: Cluster, traffic: Traffic, candidates: list[Candidate]) -> dict[str, Any]:
