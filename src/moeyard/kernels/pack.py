@@ -101,6 +101,9 @@ def _refine(kind_I, expert_I, weight_I, rank_I, load_G, slow_G, has_GE, slot_GS,
 def pack(weight_I, expert_I, kind_I, room_GK, slow_G, experts, goal, rounds):
     """(rank of each item, load of each rank): never two items of one expert on a rank, no more than the room.
 
+    With slots of one kind every item finds a place if no expert has more items than there are ranks; with two kinds an
+    item may be left out (rank -1).
+
     Heaviest first onto the rank that would be done first, ties to the lower id; then swaps off the slowest rank until
     its time is within the goal.
     """
@@ -125,6 +128,9 @@ def pack(weight_I, expert_I, kind_I, room_GK, slow_G, experts, goal, rounds):
                     best, done = g, value
         if best < 0:
             best = _make_room(i, kind_I, expert_I, weight_I, rank, load, free, has, slot, used)
+        if best < 0:
+            rank[i] = -1
+            continue
         _place(i, best, kind_I, expert_I, weight_I, rank, load, free, has, slot, used)
     _refine(kind_I, expert_I, weight_I, rank, load, slow_G, has, slot, used, goal, rounds)
     return rank, load

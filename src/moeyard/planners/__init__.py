@@ -9,6 +9,11 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.planners.balanced import plan_balanced
+from moeyard.planners.domains import plan_domains
+from moeyard.planners.prophet import plan_prophet
+from moeyard.planners.quota import plan_quota
+from moeyard.planners.shadow import plan_shadow
 from moeyard.planners.static import plan_static
 
 
@@ -22,6 +27,11 @@ class Planner(Protocol):
 
 PLANNERS: dict[str, Planner] = {
     "static": plan_static,
+    "shadow": plan_shadow,
+    "prophet": plan_prophet,
+    "balanced": plan_balanced,
+    "quota": plan_quota,
+    "domains": plan_domains,
 }
 
 

@@ -1,0 +1,40 @@
+"""Which host serves which rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moeyard.arrays import IntArray, frozen
+from moeyard.traffic import Traffic
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Runs of rows: `rows[i]` of those that rank `src[i]` sends to `expert[i]` are served by `host[i]`.
+
+    Sorted by (src, expert, host): the rows of one (src, expert) go to its hosts in that order.
+    """
+
+    num_ranks: int
+    src: IntArray
+    expert: IntArray
+    host: IntArray
+    rows: IntArray
+
+    @cached_property
+    def rows_RR(self) -> IntArray:
+        """rows[src, host]."""
+        pairs = self.src * self.num_ranks + self.host
+        flat = np.bincount(pairs, weights=self.rows, minlength=self.num_ranks**2)
+        return frozen(flat.astype(np.int64).reshape(self.num_ranks, self.num_ranks))
+
+    @cached_property
+    def rows_R(self) -> IntArray:
+        """Rows computed on each rank."""
+        return frozen(self.rows_RR.sum(axis=0))
+
+    def traffic(self, row_bytes: int) -> Traffic:
+        return Traffic(self.rows_RR, row_bytes)

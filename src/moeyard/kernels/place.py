@@ -1,0 +1,224 @@
+"""Choice of replicas: threshold filling (quota), and the greedy searches with a closed-form time (prophet, shadow)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from moeyard.kernels.quota import capacity, least_threshold
+
+
+@njit(cache=True)
+def fill_to(threshold, rows_E, order_E, home_E, load_R, speed_R, slots, hosts_ER):
+    """Replicas such that no rank needs more than `threshold`, written to hosts_ER; how many, -1 if the slots forbid it.
+
+    Ranks over the threshold shed rows of their heaviest experts first. The greatest shed piece goes first, to the rank
+    with the least room that takes it whole, else to the rank with the most room: each replica ends a piece or fills a rank.
+    """
+    ranks, experts = len(speed_R), len(rows_E)
+    room = np.empty(ranks, np.int64)
+    for r in range(ranks):
+        room[r] = capacity(threshold, speed_R[r]) - load_R[r]
+    piece = np.zeros(experts, np.int64)
+    pieces = 0
+    for i in range(experts):
+        e = order_E[i]
+        r = home_E[e]
+        if room[r] < 0:
+            piece[e] = min(rows_E[e], -room[r])
+            room[r] += piece[e]
+            pieces += piece[e] > 0
+    free = np.full(ranks, slots, np.int64)
+    hosts_ER[:] = False
+    for e in range(experts):
+        hosts_ER[e, home_E[e]] = True
+    copies = 0
+    for e in np.argsort(-piece, kind="mergesort")[:pieces]:
+        left = piece[e]
+        while left > 0:
+            best = -1
+            for r in range(ranks):
+                if free[r] == 0 or room[r] <= 0 or hosts_ER[e, r]:
+                    continue
+                if best < 0:
+                    best = r
+                elif room[best] < left:
+                    if room[r] > room[best]:
+                        best = r
+                elif left <= room[r] < room[best]:
+                    best = r
+            if best < 0:
+                return -1
+            moved = min(left, room[best])
+            hosts_ER[e, best] = True
+            free[best] -= 1
+            room[best] -= moved
+            left -= moved
+            copies += 1
+    return copies
+
+
+@njit(cache=True)
+def quota_hosts(rows_E, home_E, speed_R, slots, most, at_least, steps):
+    """(hosts_ER, threshold): the lowest threshold that filling reaches with at most `most` replicas, not below `at_least`.
+
+    By bisection, within 2**-steps of the range.
+    """
+    ranks, experts = len(speed_R), len(rows_E)
+    load = np.zeros(ranks, np.int64)
+    for e in range(experts):
+        load[home_E[e]] += rows_E[e]
+    order = np.argsort(-rows_E, kind="mergesort")
+    high = 0.0
+    for r in range(ranks):
+        high = max(high, load[r] / speed_R[r])
+    low = max(at_least, least_threshold(rows_E.sum(), np.ones(ranks, np.bool_), speed_R))
+    hosts = np.empty((experts, ranks), np.bool_)
+    trial = np.empty((experts, ranks), np.bool_)
+    if 0 <= fill_to(low, rows_E, order, home_E, load, speed_R, slots, hosts) <= most:
+        return hosts, low
+    fill_to(high, rows_E, order, home_E, load, speed_R, slots, hosts)
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if 0 <= fill_to(middle, rows_E, order, home_E, load, speed_R, slots, trial) <= most:
+            high = middle
+            hosts, trial = trial, hosts
+        else:
+            low = middle
+    return hosts, high
+
+
+@njit(cache=True)
+def add_spare(rows_E, home_E, slots, copies, hosts_ER):
+    """Add `copies` replicas, each of the expert with the most rows per host, on the rank that hosts the least of them."""
+    experts, ranks = hosts_ER.shape
+    count = np.zeros(experts, np.int64)
+    free = np.full(ranks, slots, np.int64)
+    for e in range(experts):
+        for r in range(ranks):
+            count[e] += hosts_ER[e, r]
+            free[r] -= hosts_ER[e, r] and home_E[e] != r
+    for _ in range(copies):
+        weight = np.zeros(ranks)
+        for e in range(experts):
+            for r in range(ranks):
+                if hosts_ER[e, r]:
+                    weight[r] += rows_E[e] / count[e]
+        best, where = -1, -1
+        for e in range(experts):
+            if best >= 0 and rows_E[e] * count[best] <= rows_E[best] * count[e]:
+                continue
+            to = -1
+            for r in range(ranks):
+                if free[r] > 0 and not hosts_ER[e, r] and (to < 0 or weight[r] < weight[to]):
+                    to = r
+            if to >= 0:
+                best, where = e, to
+        if best < 0:
+            return
+        hosts_ER[best, where] = True
+        count[best] += 1
+        free[where] -= 1
+
+
+class Times(NamedTuple):
+    """Seconds of Pro-Prophet's model: per row crossed, per row computed, per expert gathered and reduced, of the rest."""
+
+    row_crossed: float
+    row_computed: float
+    gather: float
+    reduce: float
+    non_moe_forward: float
+    non_moe_backward: float
+    overlap: bool
+
+
+@njit(cache=True)
+def model_time(crossed, computed, selected, kept, ranks, times):
+    """4 exchanges + 3 forwards + what of gather and reduce no compute hides; `kept` ranks get each selected expert."""
+    exchange = crossed * times.row_crossed
+    forward = computed * times.row_computed
+    gather = selected * kept / ranks * times.gather
+    reduce = selected * kept / ranks * times.reduce
+    if times.overlap:
+        gather = max(0.0, gather - forward - times.non_moe_forward)
+        reduce = max(0.0, reduce - 2 * forward - times.non_moe_backward)
+    return 4 * exchange + 3 * forward + gather + reduce
+
+
+@njit(cache=True)
+def _spread(e, rows_RE, home_E, left_out, free_R, hosts_ER, computed_R, received_R):
+    """Copy e to all ranks but the `left_out` that send it least (ties: the higher id stays out) and those without a slot."""
+    ranks = len(free_R)
+    home = home_E[e]
+    order = np.argsort(rows_RE[::-1, e], kind="mergesort")  # of equal senders the higher id comes first
+    skip = np.zeros(ranks, np.bool_)
+    skipped = 0
+    for i in order:
+        r = ranks - 1 - i
+        if skipped < left_out and r != home:
+            skip[r] = True
+            skipped += 1
+    for r in range(ranks):
+        if r == home or skip[r] or free_R[r] == 0:
+            continue
+        hosts_ER[e, r] = True
+        free_R[r] -= 1
+        rows = rows_RE[r, e]
+        computed_R[home] -= rows
+        received_R[home] -= rows
+        computed_R[r] += rows
+
+
+@njit(cache=True)
+def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by_rank):
+    """(hosts_ER, time): the best prefix of a greedy row of experts, each copied to all ranks but `left_out`.
+
+    by_rank: the next expert is the heaviest of the most loaded rank, until loads differ by less than `tolerance` rows
+    (Pro-Prophet); else the heaviest of all, until it no longer pays (FasterMoE). Replicas serve their own rank only.
+    """
+    ranks, experts = rows_RE.shape
+    rows_E = np.zeros(experts, np.int64)
+    computed = np.zeros(ranks, np.int64)
+    received = np.zeros(ranks, np.int64)
+    for r in range(ranks):
+        for e in range(experts):
+            rows_E[e] += rows_RE[r, e]
+            computed[home_E[e]] += rows_RE[r, e]
+            if home_E[e] != r:
+                received[home_E[e]] += rows_RE[r, e]
+    hosts = np.zeros((experts, ranks), np.bool_)
+    for e in range(experts):
+        hosts[e, home_E[e]] = True
+    free = np.full(ranks, slots, np.int64)
+    best_hosts = hosts.copy()
+    best = model_time(received.max(), (computed / speed_R).max(), 0, ranks - left_out, ranks, times)
+    chosen = np.zeros(experts, np.bool_)
+    for selected in range(1, experts + 1):
+        top = 0
+        least = np.inf
+        for r in range(ranks):
+            if computed[r] / speed_R[r] > computed[top] / speed_R[top]:
+                top = r
+            least = min(least, computed[r] / speed_R[r])
+        if by_rank and computed[top] / speed_R[top] - least < tolerance:
+            break
+        e = -1
+        for f in range(experts):
+            if not chosen[f] and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
+                e = f
+        if e < 0 or rows_E[e] == 0:
+            break
+        chosen[e] = True
+        _spread(e, rows_RE, home_E, left_out, free, hosts, computed, received)
+        time = model_time(
+            received.max(), (computed / speed_R).max(), selected, ranks - left_out, ranks, times
+        )
+        if time < best:
+            best = time
+            best_hosts[:] = hosts
+        elif not by_rank:
+            break
+    return best_hosts, best
