@@ -74,6 +74,7 @@ def _data(cluster: Cluster, traffic: Traffic, candidates: list[Candidate]) -> di
     return {
         "cluster": cluster_data(cluster),
         "ranks": cluster.num_ranks,
+        "law": law(cluster.contention),
         "row_bytes": traffic.row_bytes,
         "rows": int(traffic.rows.sum()),
         "bound_s": candidates[0].bound,
@@ -99,9 +100,9 @@ def _show(
     out = console()
     per_rank = traffic.rows.sum() * traffic.row_bytes / cluster.num_ranks
     out.print(
-        f"{cluster.name or 'cluster'}: {cluster.nodes} nodes x {cluster.ranks_per_node} ranks, "
-        f"{cluster.nics_per_node} nics each; {source}: {show_bytes(per_rank)} per rank in rows of {traffic.row_bytes} B"
+        f"{cluster.name or 'cluster'}: {cluster.nodes} nodes x {cluster.ranks_per_node} ranks, {cluster.nics_per_node} nics each"
     )
+    out.print(f"{source}: {show_bytes(per_rank)} per rank in rows of {traffic.row_bytes} B")
     out.print(f"law: {law(cluster.contention)}; bound: {show_seconds(candidates[0].bound)}")
     winner = best(candidates)
     rows = table("scheduler", ">stages", ">messages per nic", ">time", ">x bound", ">plan time", "")
@@ -118,7 +119,8 @@ def _show(
         )
     out.print(rows)
     naive = next((c for c in candidates if c.scheduler == "direct"), candidates[0])
-    _picture(out, cluster, [naive] if naive is winner else [naive, winner])
+    same = naive.schedule.scheduler == winner.schedule.scheduler  # `auto` may choose the plainest
+    _picture(out, cluster, [winner] if same else [naive, winner])
     if save is not None:
         out.print(f"saved {winner.label} to {save}")
 
@@ -133,13 +135,13 @@ def _picture(out: Console, cluster: Cluster, shown: list[Candidate]) -> None:
     nodes = np.sort(np.argsort(-worst, kind="stable")[:_SHOWN_NODES])
     names = [c.scheduler for c in shown]
     rows = table("node", *(f"{name} {side}" for name in names for side in ("out", "in")))
-    rows.title = f"bytes over rate of each nic, a full bar is {show_seconds(most)}"
     for node in nodes:
         cells = [bars(side[node], most, cluster.rails[node]) for pair in busy for side in pair]
         rows.add_row(str(node), *cells)
     rows.add_section()
     rows.add_row("max", *(Text(show_seconds(float(side.max()))) for pair in busy for side in pair))
     rows.add_row("mean", *(Text(show_seconds(float(side.mean()))) for pair in busy for side in pair))
+    out.print(f"how long each nic is busy (bytes over rate); a full bar is {show_seconds(most)}")
     out.print(rows)
     if len(nodes) < cluster.nodes:
         out.print(f"the {len(nodes)} busiest of {cluster.nodes} nodes")

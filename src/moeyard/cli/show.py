@@ -39,7 +39,9 @@ def _finite(data: Any) -> Any:
 
 def table(*columns: str, title: str | None = None) -> Table:
     """Columns that start with `>` are numbers."""
-    result = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    result = Table(
+        title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left"
+    )
     for column in columns:
         right = column.startswith(">")
         result.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
