@@ -49,7 +49,7 @@ def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
 def _quota(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
     ptr, host = kernel.hosts_of(placement.hosts_ER)
-    share, _ = quota_shares(demand.rows, ptr, host, cluster.speed, *_group_sizes(cluster))
+    share, _ = quota_shares(demand.rows, ptr, host, cluster.speed, *_group_sizes(cluster), 1.0)
     return kernel.assign_shares(demand.rows, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
 

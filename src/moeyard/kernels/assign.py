@@ -110,8 +110,11 @@ def _portions(left, first, last, total, want, start, out):
 
 
 @njit(cache=True)
-def _match(e, left_R, hosts, left_K, low, high, take, give, found, runs, n):
-    """Match what is left of the sources and hosts in ranks [low, high), each in proportion; appends runs."""
+def _match(e, left_R, hosts, left_K, low, high, take, give, listed, found, runs, n, rows_RR):
+    """Match what is left of the sources and hosts in ranks [low, high), each in proportion.
+
+    Appends runs if they are `listed`, else only adds to rows[src, host].
+    """
     first = np.searchsorted(hosts, low)
     last = np.searchsorted(hosts, high)
     if first == last:
@@ -137,6 +140,9 @@ def _match(e, left_R, hosts, left_K, low, high, take, give, found, runs, n):
             take[r] -= m
             give[k] -= m
             left_K[k] -= m
+            if not listed:
+                rows_RR[r, hosts[k]] += m
+                continue
             if found[r, k] < 0:
                 found[r, k] = n
                 runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[k], 0
@@ -174,6 +180,60 @@ def _sorted_runs(runs, n, ranks, experts):
 
 
 @njit(cache=True)
+def _share_out(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, listed, runs, rows_RR):
+    """`assign_shares`, as unsorted runs (how many: the answer) or as sums over experts."""
+    ranks, experts = rows_RE.shape
+    most = 0
+    for e in range(experts):
+        most = max(most, ptr_E[e + 1] - ptr_E[e])
+    n = 0
+    found = np.empty((ranks if listed else 0, most), np.int64)
+    left_R = np.empty(ranks, np.int64)
+    left_X = share_X.copy()
+    take = np.empty(ranks, np.int64)
+    give = np.empty(most, np.int64)
+    for e in range(experts):
+        hosts = host_X[ptr_E[e] : ptr_E[e + 1]]
+        if len(hosts) == 1:
+            for r in range(ranks):
+                if not listed:
+                    rows_RR[r, hosts[0]] += rows_RE[r, e]
+                elif rows_RE[r, e] > 0:
+                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_RE[r, e]
+                    n += 1
+            continue
+        left_K = left_X[ptr_E[e] : ptr_E[e + 1]]
+        left = np.int64(0)
+        for r in range(ranks):
+            left_R[r] = rows_RE[r, e]
+            left += left_R[r]
+        if listed:
+            found[:, : len(hosts)] = -1
+        for k in range(len(hosts)):
+            r = hosts[k]
+            m = min(left_R[r], left_K[k])
+            if m == 0:
+                continue
+            left_R[r] -= m
+            left_K[k] -= m
+            left -= m
+            if listed:
+                found[r, k] = n
+                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, r, m
+                n += 1
+            else:
+                rows_RR[r, r] += m
+        if left == 0:
+            continue
+        for size in (node_size, datacenter_size, ranks):
+            for low in range(0, ranks, size):
+                n = _match(
+                    e, left_R, hosts, left_K, low, low + size, take, give, listed, found, runs, n, rows_RR
+                )
+    return n
+
+
+@njit(cache=True)
 def assign_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
     """Rows to hosts so that each host gets its share and as few rows as possible leave their rank, node, datacenter.
 
@@ -181,39 +241,63 @@ def assign_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
     same part of the near room, so that no nic is favoured.
     """
     ranks, experts = rows_RE.shape
-    most = 0
     room = 0
     for e in range(experts):
         k = ptr_E[e + 1] - ptr_E[e]
-        most = max(most, k)
         room += ranks if k == 1 else min(ranks * k, 4 * (ranks + k))
     runs = np.empty((4, room), np.int64)
-    n = 0
-    found = np.empty((ranks, most), np.int64)
-    left_R = np.empty(ranks, np.int64)
-    take = np.empty(ranks, np.int64)
-    give = np.empty(most, np.int64)
-    for e in range(experts):
-        hosts = host_X[ptr_E[e] : ptr_E[e + 1]]
-        if len(hosts) == 1:
-            for r in range(ranks):
-                if rows_RE[r, e] > 0:
-                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_RE[r, e]
-                    n += 1
-            continue
-        left_K = share_X[ptr_E[e] : ptr_E[e + 1]].copy()
-        left_R[:] = rows_RE[:, e]
-        found[:, : len(hosts)] = -1
-        for k in range(len(hosts)):
-            r = hosts[k]
-            m = min(left_R[r], left_K[k])
-            if m > 0:
-                left_R[r] -= m
-                left_K[k] -= m
-                found[r, k] = n
-                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, r, m
-                n += 1
-        for size in (node_size, datacenter_size, ranks):
-            for low in range(0, ranks, size):
-                n = _match(e, left_R, hosts, left_K, low, low + size, take, give, found, runs, n)
+    n = _share_out(
+        rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, True, runs, np.empty((0, 0), np.int64)
+    )
     return _sorted_runs(runs, n, ranks, experts)
+
+
+@njit(cache=True)
+def served_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
+    """rows[src, host] of `assign_shares`."""
+    ranks = len(rows_RE)
+    rows_RR = np.zeros((ranks, ranks), np.int64)
+    _share_out(
+        rows_RE,
+        ptr_E,
+        host_X,
+        share_X,
+        node_size,
+        datacenter_size,
+        False,
+        np.empty((4, 0), np.int64),
+        rows_RR,
+    )
+    return rows_RR
+
+
+@njit(cache=True)
+def served_nearest(rows_RE, ptr_E, host_X, node_size, datacenter_size):
+    """rows[src, host] of `assign_nearest`."""
+    ranks, experts = rows_RE.shape
+    rows_RR = np.zeros((ranks, ranks), np.int64)
+    first_S = np.empty(ranks, np.int64)
+    last_S = np.empty(ranks, np.int64)
+    for e in range(experts):
+        if ptr_E[e + 1] - ptr_E[e] == 1:
+            host = host_X[ptr_E[e]]
+            for r in range(ranks):
+                rows_RR[r, host] += rows_RE[r, e]
+            continue
+        first_S[:] = ptr_E[e]
+        last_S[:] = ptr_E[e + 1]
+        for size in (datacenter_size, node_size, 1):  # the smallest group with a host has the last word
+            x = ptr_E[e]
+            while x < ptr_E[e + 1]:
+                low = host_X[x] // size * size
+                last = x
+                while last < ptr_E[e + 1] and host_X[last] < low + size:
+                    last += 1
+                for r in range(low, low + size):
+                    first_S[r] = x
+                    last_S[r] = last
+                x = last
+        for r in range(ranks):
+            host = host_X[first_S[r] + r % (last_S[r] - first_S[r])]
+            rows_RR[r, host] += rows_RE[r, e]
+    return rows_RR

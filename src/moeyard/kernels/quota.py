@@ -151,8 +151,11 @@ def _augment(
 
 
 @njit(cache=True)
-def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size):
-    """(share_X, threshold): the split with the least maximum of rows / speed, near hosts preferred."""
+def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size, slack):
+    """(share_X, threshold): the split with the least maximum of rows / speed, near hosts preferred.
+
+    slack >= 1: the maximum may be up to `slack` times what a perfect balance needs, where that serves rows nearer.
+    """
     ranks, experts = rows_RE.shape
     edges = ptr_E[experts]
     expert_X = np.empty(edges, np.int64)
@@ -179,7 +182,11 @@ def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size):
     for e in range(experts):
         if ptr_E[e + 1] - ptr_E[e] == 1:
             load[host_X[ptr_E[e]]] += rows_E[e]
+    chosen_all = np.ones(ranks, np.bool_)
     threshold = least_threshold(rows_E.sum(), chosen, speed_R)
+    threshold = max(
+        threshold, slack * least_threshold(rows_E.sum(), chosen_all, speed_R) if slack > 1 else 0.0
+    )
     for r in range(ranks):
         threshold = max(threshold, load[r] / speed_R[r])
 
