@@ -40,6 +40,8 @@ from moeyard.program import Program
 from moeyard.saved import load_schedule, save_schedule
 from moeyard.schedule import Schedule
 from moeyard.schedulers import SCHEDULERS, schedule  # after moeyard.schedule: the function keeps the name
+from moeyard.sim import simulate
+from moeyard.timeline import Timeline
 from moeyard.trace import Trace
 from moeyard.traffic import Traffic
 from moeyard.verify import verify
@@ -66,6 +68,7 @@ __all__ = [
     "Program",
     "SCHEDULERS",
     "Schedule",
+    "Timeline",
     "Trace",
     "Traffic",
     "UnknownName",
@@ -86,6 +89,7 @@ __all__ = [
     "save_trace",
     "save_traffic",
     "schedule",
+    "simulate",
     "verify",
     "workload",
 ]

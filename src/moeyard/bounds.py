@@ -37,7 +37,9 @@ def _leaving(cluster: Cluster, rows: IntArray, row_bytes: int) -> float:
     off_node = total_R - to_node[np.arange(len(rows)), node_R]
     nic_R = nic_NM[:, cluster.nic_G].reshape(-1)
     inside = min(up.latency, out.latency) if nodes > 1 else up.latency
-    worst = _worst(off_rank, (up.bandwidth if per > 1 else 0.0) + (nic_R if nodes > 1 else 0.0), row_bytes, inside)
+    worst = _worst(
+        off_rank, (up.bandwidth if per > 1 else 0.0) + (nic_R if nodes > 1 else 0.0), row_bytes, inside
+    )
     if nodes > 1:
         off_node_N = off_node.reshape(nodes, per).sum(axis=1)
         worst = max(worst, _worst(off_node_N, nic_NM.sum(axis=1), row_bytes, out.latency))
@@ -48,11 +50,15 @@ def _leaving(cluster: Cluster, rows: IntArray, row_bytes: int) -> float:
         between = to_node.reshape(nodes, per, nodes).sum(axis=1)
         between = between.reshape(cluster.datacenters, size, cluster.datacenters, size).sum(axis=(1, 3))
         off_dc = between.sum(axis=1) - between.diagonal()
-        worst = max(worst, _worst(off_dc, np.full(len(off_dc), cluster.wan.bandwidth), row_bytes, cluster.wan.latency))
+        worst = max(
+            worst, _worst(off_dc, np.full(len(off_dc), cluster.wan.bandwidth), row_bytes, cluster.wan.latency)
+        )
     return worst
 
 
-def _shared_nics(cluster: Cluster, rows: IntArray, nic_NM: FloatArray, row_bytes: int, latency: float) -> float:
+def _shared_nics(
+    cluster: Cluster, rows: IntArray, nic_NM: FloatArray, row_bytes: int, latency: float
+) -> float:
     """The ranks of one nic, taken together."""
     nic_R = (np.arange(cluster.nodes)[:, None] * cluster.nics_per_node + cluster.nic_G).reshape(-1)
     nics = cluster.nodes * cluster.nics_per_node
@@ -66,7 +72,7 @@ def _shared_nics(cluster: Cluster, rows: IntArray, nic_NM: FloatArray, row_bytes
     return _worst(by_nic.sum(axis=1) - by_nic.diagonal(), capacity, row_bytes, latency)
 
 
-def _worst(rows: IntArray, capacity: FloatArray, row_bytes: int, latency: float) -> float:
+def _worst(rows: IntArray, capacity: FloatArray | float, row_bytes: int, latency: float) -> float:
     crossing = np.flatnonzero(rows)
     if not len(crossing):
         return 0.0

@@ -23,7 +23,9 @@ class Port:
 
     def __post_init__(self) -> None:
         if not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):  # also rejects nan
-            raise InvalidCluster(f"port bandwidth must be positive and finite, got {self.bandwidth!r} bytes/s")
+            raise InvalidCluster(
+                f"port bandwidth must be positive and finite, got {self.bandwidth!r} bytes/s"
+            )
         if not (self.latency >= 0 and math.isfinite(self.latency)):
             raise InvalidCluster(f"port latency must be zero or more and finite, got {self.latency!r} s")
 
@@ -65,8 +67,8 @@ class Cluster:
     nics_per_node: int = None  # type: ignore[assignment]  # default one per rank; fewer are shared by neighbours
     datacenters: int = 1
     wan: Port | None = None  # per datacenter and direction
-    rails: FloatArray = field(default=None, repr=False)  # type: ignore[assignment]  # (nodes, nics): 1 healthy, 0 dead
-    speed: FloatArray = field(default=None, repr=False)  # type: ignore[assignment]  # per rank: 1 = the ModelSpec's rate
+    rails: FloatArray = field(default=None, repr=False)  # type: ignore[arg-type]  # (nodes, nics): 1 healthy, 0 dead
+    speed: FloatArray = field(default=None, repr=False)  # type: ignore[arg-type]  # per rank: 1 = the ModelSpec's rate
     contention: Contention = Contention()
     name: str = ""
 
@@ -86,7 +88,9 @@ class Cluster:
                 f"{self.nodes} nodes do not divide into {self.datacenters} datacenters; use a multiple"
             )
         if self.datacenters > 1 and self.wan is None:
-            raise InvalidCluster(f"{self.datacenters} datacenters need a wan port; give wan=Port(bandwidth, latency)")
+            raise InvalidCluster(
+                f"{self.datacenters} datacenters need a wan port; give wan=Port(bandwidth, latency)"
+            )
         nics = (self.nodes, self.nics_per_node)
         object.__setattr__(self, "rails", _factors("rails", self.rails, nics, zero_ok=True))
         object.__setattr__(self, "speed", _factors("speed", self.speed, (self.num_ranks,), zero_ok=False))

@@ -1,9 +1,9 @@
 """Everything moeyard raises on bad input. Each message names the place, the values and the fix.
 
-    MoeyardError
-    +-- InvalidCluster, InvalidDemand, InvalidModel, InvalidPlacement, InvalidTraffic, InvalidSchedule
-    +-- InvalidFile       a file that cannot be read as what it should be
-    +-- UnknownName       a planner, scheduler, policy or preset that does not exist
+MoeyardError
++-- InvalidCluster, InvalidDemand, InvalidModel, InvalidPlacement, InvalidTraffic, InvalidSchedule
++-- InvalidFile       a file that cannot be read as what it should be
++-- UnknownName       a planner, scheduler, policy or preset that does not exist
 """
 
 from __future__ import annotations

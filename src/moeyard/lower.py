@@ -22,8 +22,8 @@ def lower(schedule: Schedule, rank: int) -> Program:
     sends, receives = schedule.sends(rank), schedule.receives(rank)
     inputs, outputs = schedule.traffic.input_offsets(rank), schedule.traffic.output_offsets(rank)
     stages = schedule.stages
-    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, relay_rows, lost = lower_tables(
-        sends, receives, rank, inputs, outputs, len(stages), stages.after_ptr, stages.after
+    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, relay_rows, lost = (
+        lower_tables(sends, receives, rank, inputs, outputs, len(stages), stages.after_ptr, stages.after)
     )
     if lost >= 0:
         stage, _, dst, origin, target, start, count = sends[lost].tolist()
@@ -68,7 +68,9 @@ def run_local(schedule: Schedule, inputs: Sequence[NDArray[Any]]) -> list[NDArra
             raise InvalidTraffic(
                 f"inputs[{program.rank}] has {len(rows)} rows, but the traffic sends {program.input_rows}"
             )
-        relay, output = (np.empty((n, *rows.shape[1:]), rows.dtype) for n in (program.relay_rows, program.output_rows))
+        relay, output = (
+            np.empty((n, *rows.shape[1:]), rows.dtype) for n in (program.relay_rows, program.output_rows)
+        )
         kept = slice(program.keep_input, program.keep_input + program.keep_rows)
         output[program.keep_output : program.keep_output + program.keep_rows] = rows[kept]
         spaces.append({INPUT: rows, RELAY: relay, OUTPUT: output})

@@ -24,7 +24,9 @@ class Placement:
         home = np.array(home_E, dtype=np.int64)
         hosts = np.array(hosts_ER, dtype=np.bool_)
         if hosts.ndim != 2 or home.shape != hosts.shape[:1]:
-            raise InvalidPlacement(f"home {home.shape} and hosts {hosts.shape} must be [expert] and [expert, rank]")
+            raise InvalidPlacement(
+                f"home {home.shape} and hosts {hosts.shape} must be [expert] and [expert, rank]"
+            )
         bad = (home < 0) | (home >= hosts.shape[1])
         if bad.any():
             e = int(np.argmax(bad))
@@ -32,7 +34,9 @@ class Placement:
         missing = ~hosts[np.arange(len(home)), home]
         if missing.any():
             e = int(np.argmax(missing))
-            raise InvalidPlacement(f"expert {e} is not hosted by its home, rank {home[e]}; set hosts_ER[{e}, {home[e]}]")
+            raise InvalidPlacement(
+                f"expert {e} is not hosted by its home, rank {home[e]}; set hosts_ER[{e}, {home[e]}]"
+            )
         object.__setattr__(self, "home_E", frozen(home))
         object.__setattr__(self, "hosts_ER", frozen(hosts))
         object.__setattr__(self, "planner", planner)

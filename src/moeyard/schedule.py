@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,7 +84,7 @@ class Schedule:
     def after(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, the earlier stages it waits for."""
         ptr, after = self.stages.after_ptr.tolist(), self.stages.after.tolist()
-        return tuple(tuple(after[a:b]) for a, b in zip(ptr, ptr[1:], strict=False))
+        return tuple(tuple(after[a:b]) for a, b in pairwise(ptr))
 
     def sends(self, rank: int) -> IntArray:
         """Rows of COLUMNS: what leaves `rank`, in stage order, messages in wire order."""
@@ -113,16 +114,17 @@ class Schedule:
         digest = hashlib.sha256()
         stages = self.stages
         parts = (self.traffic.rows, stages.scale_out, stages.after_ptr, stages.after, self.transfers())
-        for part in (np.int64([self.traffic.row_bytes]), *parts):
+        for part in (np.array([self.traffic.row_bytes], dtype=np.int64), *parts):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:32]
 
     def _flip(self, table: IntArray) -> IntArray:
         flipped = table[:, [0, 2, 1, 4, 3, 5, 6]]  # src <-> dst, origin <-> target
         flipped[:, 0] = self.num_stages - 1 - flipped[:, 0]
-        return sort_transfers(flipped, self.num_stages, self.cluster.num_ranks)
+        in_order: IntArray = sort_transfers(flipped, self.num_stages, self.cluster.num_ranks)
+        return in_order
 
 
 def _records(table: IntArray, dtype: np.dtype[Any]) -> np.recarray[Any, Any]:
     flat = np.ascontiguousarray(table).view(dtype).reshape(len(table))
-    return frozen(flat).view(np.recarray)  # type: ignore[return-value]
+    return frozen(flat).view(np.recarray)

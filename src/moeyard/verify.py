@@ -37,7 +37,9 @@ def verify(schedule: Schedule) -> Schedule:
     late = (stages.after >= stage) | (stages.after < 0)
     if late.any():
         i = int(np.argmax(late))
-        raise InvalidSchedule(f"stage {stage[i]}: waits for stage {stages.after[i]}; `after` names earlier stages only")
+        raise InvalidSchedule(
+            f"stage {stage[i]}: waits for stage {stages.after[i]}; `after` names earlier stages only"
+        )
     table: IntArray = schedule.transfers().view(np.int64).reshape(-1, len(COLUMNS))
     _check_transfers(schedule, table)
     ranks = np.arange(schedule.cluster.num_ranks + 1)
@@ -62,7 +64,9 @@ def _check_transfers(schedule: Schedule, table: IntArray) -> None:
         if bad.any():
             i = int(np.argmax(bad))
             s, a, b, o, t, first, n = table[i].tolist()
-            raise InvalidSchedule(f"stage {s}, rank {a} -> {b}: rows [{first}, {first + n}) of {o} -> {t} {why}")
+            raise InvalidSchedule(
+                f"stage {s}, rank {a} -> {b}: rows [{first}, {first + n}) of {o} -> {t} {why}"
+            )
 
     refuse(src == dst, "are sent from a rank to itself")
     refuse(origin == target, "stay where they are; the diagonal is not sent")
@@ -86,7 +90,9 @@ def _complaint(
             f"rank {rank}: {value} of {expected[index]} rows of {index} -> {rank} arrive; "
             f"every row must reach its target exactly once"
         )
-    stage, src, dst, origin, target, start, rows = (receives if code == RECEIVED_TWICE else sends)[index].tolist()
+    stage, src, dst, origin, target, start, rows = (receives if code == RECEIVED_TWICE else sends)[
+        index
+    ].tolist()
     what = f"stage {stage}, rank {src} -> {dst}: sends rows [{start}, {start + rows}) of {origin} -> {target}"
     if code == NOT_HELD:
         return f"{what}, but rank {rank} holds {value} of these {rows} rows when the stage starts"
