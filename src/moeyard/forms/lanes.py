@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
+from moeyard.kernels.estimate import pair_loads, scale_up_ratios
 from moeyard.kernels.lanes import first_lanes, lane_receives, lane_sends, pair_sums
 from moeyard.kernels.stages import assemble
 from moeyard.kernels.tables import sort_messages
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
+
+Wire = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]  # wire stage, k, f, lo, hi of messages in issue order
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +42,26 @@ class Pairs:
                 f"{' and '.join(f'node {n}' for n in (k, f) if not cluster.rails[n].any())}; revive one"
             )
         return cls(cluster, traffic, rows, by_origin, by_target, first)
+
+    @cached_property
+    def loads(self) -> tuple[FloatArray, ...]:
+        """What each pair asks of scale-up ports and lanes; see `pair_loads`."""
+        to, weight = self.cluster.lanes
+        loads: tuple[FloatArray, ...] = pair_loads(
+            self.rows_NN, self.by_origin, self.by_target, self.first_NN, to, weight, self.cluster.carrier_M
+        )
+        return loads
+
+    @cached_property
+    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Per node: balance time over sending time, spread time over receiving time (both kept within [1/4, 1]), and the
+        share of the rows that crosses in two latencies: finer batches are not worth their latency."""
+        row, cluster = float(self.traffic.row_bytes), self.cluster
+        up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
+        early, late, wire = scale_up_ratios(self.rows_NN, self.loads, up, out)
+        latency = 2 * max(cluster.scale_up.latency, cluster.scale_out.latency)
+        finest = np.clip(latency / np.maximum(wire, 1e-300), 1 / 48, 1.0)
+        return np.clip(early, 0.25, 1.0), np.clip(late, 0.25, 1.0), finest
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +110,7 @@ class Lanes:
 
 def order_lanes(
     pairs: Pairs,
-    wire: tuple[IntArray, IntArray, IntArray, IntArray, IntArray],
+    wire: Wire,
     levels: tuple[IntArray, IntArray],
     *,
     per_node: bool,

@@ -11,52 +11,48 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-LEVELS = 6  # up to half, a quarter, ... 1/32 of the rows
+LEVELS = 32
 
 
 @njit(cache=True)
-def _level(part, whole):
-    """0 for a part under 1/32 of the whole, then one more for every doubling: 5 from a half on."""
-    level = LEVELS - 1
-    while level > 0 and 2 * part < whole:
-        part *= 2
-        level -= 1
+def _level(part, ratio, finest):
+    """Which batch a share of the rows falls into, counted from the edge: the first batch holds `finest`, and each
+    further one as much as can be moved inside the node while the wire moves the one before: 1 / ratio times as much."""
+    level = 0
+    edge, width = finest, finest
+    while part >= edge and level < LEVELS - 1:
+        level += 1
+        width /= ratio
+        edge += width
     return level
 
 
 @njit(cache=True)
-def levels_by_stage(w_stage, w_lo, w_hi, stages):
-    """Balance and spread level of each message, the same for all messages of a stage."""
-    size = np.zeros(stages, np.int64)
-    for m in range(len(w_stage)):
-        size[w_stage[m]] = max(size[w_stage[m]], w_hi[m] - w_lo[m])
-    whole = size.sum()
-    early = np.empty(stages, np.int64)
-    late = np.empty(stages, np.int64)
-    before = 0
-    for s in range(stages):
-        early[s] = _level(before, whole)
-        before += size[s]
-        late[s] = LEVELS - 1 - _level(whole - before, whole)
-    return early[w_stage], late[w_stage]
+def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_ratio, finest):
+    """Balance batch by what the sender has sent in earlier stages, spread batch by what the receiver gets in later ones.
 
-
-@njit(cache=True)
-def levels_by_node(w_src, w_dst, w_lo, w_hi, nodes):
-    """Balance level by what the sender has sent before, spread level by what the receiver has still to get."""
+    ratio[k]: time of all the balance (spread) at node k over its time on the wire.
+    """
+    nodes = len(finest)
     out_whole, in_whole = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for m in range(len(w_src)):
         out_whole[w_src[m]] += w_hi[m] - w_lo[m]
         in_whole[w_dst[m]] += w_hi[m] - w_lo[m]
+    early, late = np.empty(len(w_src), np.int64), np.empty(len(w_src), np.int64)
     sent, got = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-    early = np.empty(len(w_src), np.int64)
-    late = np.empty(len(w_src), np.int64)
-    for m in range(len(w_src)):
-        k, f = w_src[m], w_dst[m]
-        early[m] = _level(sent[k], out_whole[k])
-        sent[k] += w_hi[m] - w_lo[m]
-        got[f] += w_hi[m] - w_lo[m]
-        late[m] = LEVELS - 1 - _level(in_whole[f] - got[f], in_whole[f])
+    m = 0
+    while m < len(w_src):
+        e = m
+        while e < len(w_src) and w_stage[e] == w_stage[m]:
+            k, f = w_src[e], w_dst[e]
+            early[e] = _level(sent[k] / out_whole[k], balance_ratio[k], finest[k])
+            got[f] += w_hi[e] - w_lo[e]
+            e += 1
+        for i in range(m, e):
+            f = w_dst[i]
+            late[i] = LEVELS - 1 - _level(1.0 - got[f] / in_whole[f], spread_ratio[f], finest[f])
+            sent[w_src[i]] += w_hi[i] - w_lo[i]
+        m = e
     return early, late
 
 
@@ -146,7 +142,8 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     """Number the stages, say what each waits for, and sort the messages by pair.
 
     `inside`: nodes have more than one rank. `per_node`: every node has scale-up stages of its own; else they are common.
-    The scale-up stages of a node follow one another. `barrier`: a wire stage waits until its ranks have done their
+    A node's balance stages follow one another, and so do its spread stages, after the rows that stay inside; a balance never
+    waits for a spread. `barrier`: a wire stage waits until its ranks have done their
     previous one; else a send waits for the sender's previous send and the receiver's previous receive only.
     """
     groups = nodes if per_node else 1
@@ -173,23 +170,24 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     ptr = np.zeros(count + 1, np.int64)
     after = np.empty(4 * len(w_src) + 3 * groups * levels + groups + 8, np.int64)
     mark = np.full(count, -1, np.int64)
-    last_up = np.full(groups, -1, np.int64)
+    last_balance, last_spread = np.full(groups, -1, np.int64), np.full(groups, -1, np.int64)
     last_out, last_in = np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64)
     n = 0
     for s in range(count):
         lo = n
         if kind[s] == groups:
             for g in range(groups):
-                n = _add(after, n, lo, last_up[g], mark, s)
-                last_up[g] = s
+                n = _add(after, n, lo, last_balance[g], mark, s)
+                last_spread[g] = s
+        elif kind[s] >= 0 and level[s] == 0:
+            n = _add(after, n, lo, last_balance[kind[s]], mark, s)
+            last_balance[kind[s]] = s
         elif kind[s] >= 0:
-            g = kind[s]
-            n = _add(after, n, lo, last_up[g], mark, s)
-            last_up[g] = s
-            if level[s] > 0:
-                bucket = g * levels + level[s] - 1
-                for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
-                    n = _add(after, n, lo, wire[w_stage[feed[e]]], mark, s)
+            n = _add(after, n, lo, last_spread[kind[s]], mark, s)
+            last_spread[kind[s]] = s
+            bucket = kind[s] * levels + level[s] - 1
+            for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
+                n = _add(after, n, lo, wire[w_stage[feed[e]]], mark, s)
         else:
             scale_out[s] = True
             w = ~kind[s]

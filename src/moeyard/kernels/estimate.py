@@ -1,0 +1,339 @@
+"""The cost of a schedule in closed form.
+
+Within a stage, a port serves its messages by fair sharing under the contention law, each port for itself, and a message
+takes as long as at its slowest port. Across stages the start rule holds: a message starts when both its ends have done,
+each for itself, every stage that its stage names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from moeyard.kernels.lanes import UNIT, quotas
+
+
+@njit(cache=True)
+def factor(flows, loss, knee, ceiling):
+    return min(ceiling, 1.0 + loss * max(0.0, flows - knee))
+
+
+@njit(cache=True)
+def _share(seconds, ids, solo, weight, loss, knee, ceiling):
+    """Raise seconds[e] of the messages `ids` of one port to when each is through, all starting together.
+
+    solo[e]: its time alone; weight[e]: the flows that it counts for.
+    """
+    flows = 0.0
+    for e in ids:
+        flows += weight[e]
+    if len(ids) == 1:
+        e = ids[0]
+        seconds[e] = max(seconds[e], solo[e] * factor(flows, loss, knee, ceiling))
+        return
+    each = np.empty(len(ids))
+    for i in range(len(ids)):
+        each[i] = solo[ids[i]] / weight[ids[i]]
+    now = 0.0
+    sent = 0.0
+    for i in np.argsort(each):
+        e = ids[i]
+        now += (each[i] - sent) * flows * factor(flows, loss, knee, ceiling)
+        sent = each[i]
+        flows -= weight[e]
+        seconds[e] = max(seconds[e], now)
+
+
+@njit(cache=True)
+def _share_all(lo, hi, port, ports, seconds, solo, weight, loss, knee, ceiling):
+    """`_share` for every port among entries lo..hi; port -1 is none."""
+    count = np.zeros(ports + 1, np.int64)
+    for e in range(lo, hi):
+        if port[e] >= 0:
+            count[port[e] + 1] += 1
+    for p in range(ports):
+        count[p + 1] += count[p]
+    ids = np.empty(count[ports], np.int64)
+    at = count[:-1].copy()
+    for e in range(lo, hi):
+        if port[e] >= 0:
+            ids[at[port[e]]] = e
+            at[port[e]] += 1
+    for p in range(ports):
+        if count[p] < count[p + 1]:
+            _share(seconds, ids[count[p] : count[p + 1]], solo, weight, loss, knee, ceiling)
+
+
+@njit(cache=True)
+def makespan(stage_ptr, src, dst, seconds, after_ptr, after, units):
+    """The last end when entry e of a stage takes seconds[e] from its start. Entries are sorted by stage."""
+    stages = len(stage_ptr) - 1
+    row = np.full(stages, -1, np.int64)  # stages of several entries keep a time per unit
+    rows = 0
+    for s in range(stages):
+        if stage_ptr[s + 1] - stage_ptr[s] > 1:
+            row[s] = rows
+            rows += 1
+    done = np.zeros((rows, units))
+    end = np.zeros(stages)
+    last = 0.0
+    for s in range(stages):
+        for e in range(stage_ptr[s], stage_ptr[s + 1]):
+            a, b = src[e], dst[e]
+            start = 0.0
+            for i in range(after_ptr[s], after_ptr[s + 1]):
+                q = after[i]
+                if row[q] >= 0:
+                    start = max(start, done[row[q], a], done[row[q], b])
+                elif stage_ptr[q] < stage_ptr[q + 1]:
+                    o = stage_ptr[q]
+                    if src[o] == a or dst[o] == a or src[o] == b or dst[o] == b:
+                        start = max(start, end[q])
+            finish = start + seconds[e]
+            last = max(last, finish)
+            if row[s] >= 0:
+                done[row[s], a] = max(done[row[s], a], finish)
+                done[row[s], b] = max(done[row[s], b], finish)
+            else:
+                end[s] = finish
+    return last
+
+
+@njit(cache=True)
+def message_seconds(stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, ports, contended, law):
+    """Seconds of each message from its start, within its stage. contended[e]: the law holds on its first two ports."""
+    loss, knee, ceiling = law
+    seconds = np.zeros(len(solo))
+    one = np.ones(len(solo))
+    used = np.full(ports, -1, np.int64)
+    for s in range(len(stage_ptr) - 1):
+        lo, hi = stage_ptr[s], stage_ptr[s + 1]
+        alone = True
+        wan = False
+        for e in range(lo, hi):
+            alone &= used[out_port[e]] != s and used[in_port[e]] != s
+            used[out_port[e]], used[in_port[e]] = s, s
+            wan |= wan_out[e] >= 0
+            seconds[e] = solo[e]
+        if lo < hi and not alone:
+            cost = loss if contended[lo] else 0.0
+            _share_all(lo, hi, out_port, ports, seconds, solo, one, cost, knee, ceiling)
+            _share_all(lo, hi, in_port, ports, seconds, solo, one, cost, knee, ceiling)
+        if wan:
+            _share_all(lo, hi, wan_out, ports, seconds, wan_solo, flows, loss, knee, ceiling)
+            _share_all(lo, hi, wan_in, ports, seconds, wan_solo, flows, loss, knee, ceiling)
+    return seconds + latency
+
+
+@njit(cache=True)
+def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carrier):
+    """What each pair asks of the scale-up ports, [k, f, local rank]: handed out and taken in by the balance, passed on
+    and taken in by the spread; and the slowest lane's rows per capacity, for each row of the pair.
+
+    A lane's rows are counted as a like mix of the pair's targets.
+    """
+    nodes, _, nics = to_NNM.shape
+    per = by_origin.shape[2]
+    give = np.zeros((nodes, nodes, per))
+    take = np.zeros((nodes, nodes, per))
+    pass_ = np.zeros((nodes, nodes, per))
+    get = np.zeros((nodes, nodes, per))
+    lane = np.zeros((nodes, nodes))
+    quota = np.empty(nics, np.int64)
+    for k in range(nodes):
+        for f in range(nodes):
+            total = rows_NN[k, f]
+            if total == 0:
+                continue
+            quotas(total, weight_NNM[k, f], first_NN[k, f], quota)
+            for i in range(per):
+                give[k, f, i] = by_origin[k, f, i]
+                get[k, f, i] = by_target[k, f, i]
+            for l in range(nics):
+                if quota[l] == 0:
+                    continue
+                a, b = carrier[l], carrier[to_NNM[k, f, l]]
+                own = min(by_origin[k, f, a], quota[l])
+                give[k, f, a] -= own
+                take[k, f, a] += quota[l] - own
+                stay = quota[l] * (by_target[k, f, b] / total)
+                pass_[k, f, b] += quota[l] - stay
+                get[k, f, b] -= stay
+                lane[k, f] = max(lane[k, f], quota[l] * (UNIT / weight_NNM[k, f, l]) / total)
+    return give, take, pass_, get, lane
+
+
+@njit(cache=True)
+def scale_up_ratios(rows_NN, loads, row_up, row_out):
+    """Per node: time inside the node over time on the wire, of what it balances and of what it spreads, on the whole or for
+    the worst pair with a sixteenth of its rows; and the longer of its times sending and receiving."""
+    give, take, pass_, get, lane = loads
+    nodes, _, per = give.shape
+    send, receive = np.zeros(nodes), np.zeros(nodes)
+    balance, spread = np.zeros((nodes, 2, per)), np.zeros((nodes, 2, per))
+    for k in range(nodes):
+        for f in range(nodes):
+            if rows_NN[k, f] > 0:
+                send[k] += rows_NN[k, f] * lane[k, f]
+                receive[f] += rows_NN[k, f] * lane[k, f]
+                for i in range(per):
+                    balance[k, 0, i] += give[k, f, i]
+                    balance[k, 1, i] += take[k, f, i]
+                    spread[f, 0, i] += pass_[k, f, i]
+                    spread[f, 1, i] += get[k, f, i]
+    early, late, wire = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
+    for k in range(nodes):
+        wire[k] = max(send[k], receive[k]) * row_out
+        early[k] = balance[k].max() / max(send[k], 1e-300)
+        late[k] = spread[k].max() / max(receive[k], 1e-300)
+    for k in range(nodes):
+        for f in range(nodes):
+            time = rows_NN[k, f] * lane[k, f]
+            if time > 0 and 16 * time >= send[k]:
+                early[k] = max(early[k], give[k, f].max() / time, take[k, f].max() / time)
+            if time > 0 and 16 * time >= receive[f]:
+                late[f] = max(late[f], pass_[k, f].max() / time, get[k, f].max() / time)
+    return early * (row_up / row_out), late * (row_up / row_out), wire
+
+
+@njit(cache=True)
+def local_loads(rows_RR, nodes):
+    """The most rows that a rank of each node sends or receives inside it."""
+    per = len(rows_RR) // nodes
+    worst = np.zeros(nodes)
+    for k in range(nodes):
+        for i in range(per):
+            sent, got = 0, 0
+            for j in range(per):
+                if i != j:
+                    sent += rows_RR[k * per + i, k * per + j]
+                    got += rows_RR[k * per + j, k * per + i]
+            worst[k] = max(worst[k], sent, got)
+    return worst
+
+
+@njit(cache=True)
+def lane_entries(
+    rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out, row_wan,
+    lat_up, lat_out, lat_wan, nodes_per_dc, nics,
+):  # fmt: skip
+    """Every stage's work at node level, sorted by stage: one entry per wire message, and per node and scale-up stage."""
+    give, take, pass_, get, lane = loads
+    nodes, _, per = give.shape
+    # Scale-up work per (stage, node), in the order met.
+    slot = np.full(stages, -1, np.int64)  # first entry of a scale-up stage; those common to nodes have one per node
+    shared = np.zeros(stages, np.bool_)
+    owner = np.full(stages, -1, np.int64)
+    for k in range(nodes):
+        for f in range(nodes):
+            p = k * nodes + f
+            for m in range(pair_ptr[p], pair_ptr[p + 1]):
+                for s, u in ((m_balance[m], k), (m_spread[m], f)):
+                    if s >= 0:
+                        shared[s] |= owner[s] >= 0 and owner[s] != u
+                        owner[s] = u
+    ups = 0
+    for s in range(stages):
+        if owner[s] >= 0:
+            slot[s] = ups
+            ups += nodes if shared[s] else 1
+    out = np.zeros((ups, per))
+    in_ = np.zeros((ups, per))
+    for k in range(nodes):
+        for f in range(nodes):
+            p = k * nodes + f
+            if pair_ptr[p] == pair_ptr[p + 1]:
+                continue
+            total = rows_NN[k, f]
+            for m in range(pair_ptr[p], pair_ptr[p + 1]):
+                part = (m_hi[m] - m_lo[m]) / total
+                s = m_balance[m]
+                if s >= 0:
+                    e = slot[s] + (k if shared[s] else 0)
+                    for i in range(per):
+                        out[e, i] += part * give[k, f, i]
+                        in_[e, i] += part * take[k, f, i]
+                s = m_spread[m]
+                if s >= 0:
+                    e = slot[s] + (f if shared[s] else 0)
+                    for i in range(per):
+                        out[e, i] += part * pass_[k, f, i]
+                        in_[e, i] += part * get[k, f, i]
+
+    most = len(m_stage) + ups + nodes
+    stage = np.empty(most, np.int64)
+    src, dst = np.empty(most, np.int64), np.empty(most, np.int64)
+    out_port, in_port = np.empty(most, np.int64), np.empty(most, np.int64)
+    wan_out, wan_in = np.full(most, -1, np.int64), np.full(most, -1, np.int64)
+    solo, wan_solo, latency = np.zeros(most), np.zeros(most), np.zeros(most)
+    n = 0
+    for k in range(nodes):
+        for f in range(nodes):
+            p = k * nodes + f
+            far = k // nodes_per_dc != f // nodes_per_dc
+            for m in range(pair_ptr[p], pair_ptr[p + 1]):
+                stage[n], src[n], dst[n], out_port[n], in_port[n] = m_stage[m], k, f, k, nodes + f
+                solo[n] = (m_hi[m] - m_lo[m]) * lane[k, f] * row_out
+                latency[n] = lat_wan if far else lat_out
+                if far:
+                    wan_out[n], wan_in[n] = 3 * nodes + k // nodes_per_dc, 4 * nodes + f // nodes_per_dc
+                    wan_solo[n] = (m_hi[m] - m_lo[m]) * row_wan
+                n += 1
+    for s in range(stages):
+        if slot[s] >= 0:
+            for j in range(nodes if shared[s] else 1):
+                u = j if shared[s] else owner[s]
+                worst = max(out[slot[s] + j].max(), in_[slot[s] + j].max())
+                if worst > 0:
+                    stage[n], src[n], dst[n], out_port[n], in_port[n] = s, u, u, 2 * nodes + u, 2 * nodes + u
+                    solo[n], latency[n] = worst * row_up, lat_up
+                    n += 1
+    for k in range(nodes):
+        if local[k] > 0:
+            stage[n], src[n], dst[n], out_port[n], in_port[n] = local_stage, k, k, 2 * nodes + k, 2 * nodes + k
+            solo[n], latency[n] = local[k] * row_up, lat_up
+            n += 1
+
+    stage_ptr = np.zeros(stages + 1, np.int64)
+    for e in range(n):
+        stage_ptr[stage[e] + 1] += 1
+    for s in range(stages):
+        stage_ptr[s + 1] += stage_ptr[s]
+    at = stage_ptr[:-1].copy()
+    order = np.empty(n, np.int64)
+    for e in range(n):
+        order[at[stage[e]]] = e
+        at[stage[e]] += 1
+    flows = np.full(n, float(nics))
+    contended = stage[order] >= 0
+    return (stage_ptr, src[order], dst[order], out_port[order], in_port[order], wan_out[order], wan_in[order], solo[order],
+            wan_solo[order], flows, latency[order], contended)  # fmt: skip
+
+
+@njit(cache=True)
+def lanes_makespan(
+    rows_RR, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    rates, latencies, nodes_per_dc, nics, law,
+):  # fmt: skip
+    """The makespan of the lanes form at node level."""
+    nodes = len(rows_NN)
+    row_up, row_out, row_wan = rates
+    lat_up, lat_out, lat_wan = latencies
+    local = local_loads(rows_RR, nodes)
+    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, contended) = lane_entries(
+        rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out,
+        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc, nics,
+    )  # fmt: skip
+    seconds = message_seconds(
+        stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, 5 * nodes, contended, law
+    )
+    last = makespan(stage_ptr, src, dst, seconds, after_ptr, after, nodes)
+    # Stages that run side by side share a wan port: it cannot be quicker than all its rows in turn.
+    for wan in (wan_out, wan_in):
+        busy = np.zeros(5 * nodes)
+        for e in range(len(wan)):
+            if wan[e] >= 0:
+                busy[wan[e]] += wan_solo[e]
+        if busy.max() > 0:
+            last = max(last, busy.max() * factor(nics, law[0], law[1], law[2]) + lat_wan)
+    return last

@@ -1,0 +1,337 @@
+"""In which order node pairs take the wire."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def _padded(work_NN):
+    """The matrix with slack added until every row and column sums to the largest of them."""
+    nodes = len(work_NN)
+    padded = work_NN.copy()
+    row, col = work_NN.sum(axis=1), work_NN.sum(axis=0)
+    most = max(row.max(), col.max())
+    k, f = 0, 0
+    while k < nodes and f < nodes:
+        slack = min(most - row[k], most - col[f])
+        padded[k, f] += slack
+        row[k] += slack
+        col[f] += slack
+        if row[k] == most:
+            k += 1
+        else:
+            f += 1
+    return padded, most
+
+
+def _bit_places():
+    """The place of a lone bit, by the top six bits of its product with a de Bruijn number."""
+    places = np.empty(64, np.int64)
+    for n in range(64):
+        places[((_BRUIJN << n) & (2**64 - 1)) >> 58] = n
+    return places
+
+
+_BRUIJN = 0x03F79D71B4CB0A89
+_PLACES = _bit_places()
+
+
+@njit(cache=True)
+def _lowest(word):
+    """The place of the lowest set bit."""
+    return _PLACES[((word & (~word + np.uint64(1))) * np.uint64(_BRUIJN)) >> np.uint64(58)]
+
+
+@njit(cache=True)
+def _flip(k, f, root, to, of, parent):
+    """Match row k with column f and turn the path back to `root` round."""
+    while True:
+        before = to[k]
+        to[k], of[f] = f, k
+        if k == root:
+            return
+        f = before
+        k = parent[f]
+
+
+@njit(cache=True)
+def _free_column(k, edges, free):
+    for w in range(len(free)):
+        hit = edges[k, w] & free[w]
+        if hit:
+            return 64 * w + _lowest(hit)
+    return -1
+
+
+@njit(cache=True)
+def _augment(root, edges, free, to, of, parent, seen, queue):
+    """Match row `root` by a shortest alternating path over the bit rows `edges`; False if there is none."""
+    end = _free_column(root, edges, free)
+    k = root
+    for w in range(len(free)):
+        seen[w] = 0
+    queue[0] = root
+    head, tail = 0, 1
+    while end < 0 and head < tail:
+        at = queue[head]
+        head += 1
+        for w in range(len(free)):
+            new = edges[at, w] & ~seen[w]
+            seen[w] |= new
+            while new and end < 0:
+                f = 64 * w + _lowest(new)
+                new &= new - np.uint64(1)
+                parent[f] = at
+                k = of[f]
+                end = _free_column(k, edges, free)
+                queue[tail] = k
+                tail += 1
+            if end >= 0:
+                break
+    if end < 0:
+        return False
+    free[end >> 6] ^= np.uint64(1) << np.uint64(end & 63)
+    _flip(k, end, root, to, of, parent)
+    return True
+
+
+@njit(cache=True)
+def birkhoff(work_NN):
+    """Permutations and their sizes that add up to the matrix padded to equal sums, largest first.
+
+    The sizes add up to the largest row or column sum. Each matching is kept and only its broken edges are repaired;
+    edges below a threshold, halved when no matching is left above it, are passed over, which keeps the pieces large.
+    """
+    nodes = len(work_NN)
+    left, most = _padded(work_NN)
+    words = (nodes + 63) // 64
+    edges = np.zeros((nodes, words), np.uint64)
+    free = np.zeros(words, np.uint64)
+    seen = np.zeros(words, np.uint64)
+    parent = np.empty(nodes, np.int64)
+    queue = np.empty(nodes + 1, np.int64)
+    to, of = np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64)
+    for f in range(nodes):
+        free[f >> 6] |= np.uint64(1) << np.uint64(f & 63)
+    perms = np.empty((nodes * nodes + 1, nodes), np.int16)
+    sizes = np.empty(nodes * nodes + 1, np.int64)
+    count = 0
+    threshold = np.int64(1)
+    while 2 * threshold <= left.max():
+        threshold *= 2
+    rebuild = True
+    while most > 0:
+        if rebuild:
+            for k in range(nodes):
+                for w in range(words):
+                    edges[k, w] = 0
+                for f in range(nodes):
+                    if left[k, f] >= threshold:
+                        edges[k, f >> 6] |= np.uint64(1) << np.uint64(f & 63)
+            rebuild = False
+        whole = True
+        for k in range(nodes):
+            if to[k] < 0 and not _augment(k, edges, free, to, of, parent, seen, queue):
+                whole = False
+                break
+        if not whole:
+            threshold = max(threshold // 2, np.int64(1))
+            rebuild = True
+            continue
+        size = most
+        for k in range(nodes):
+            size = min(size, left[k, to[k]])
+        for k in range(nodes):
+            f = to[k]
+            perms[count, k] = f
+            left[k, f] -= size
+            if left[k, f] < threshold:
+                edges[k, f >> 6] &= ~(np.uint64(1) << np.uint64(f & 63))
+                free[f >> 6] |= np.uint64(1) << np.uint64(f & 63)
+                to[k], of[f] = -1, -1
+        sizes[count] = size
+        count += 1
+        most -= size
+    order = np.argsort(-sizes[:count], kind="mergesort")
+    return perms[order], sizes[order]
+
+
+@njit(cache=True)
+def matchings_in_order(perms, sizes, rows_NN, work_NN):
+    """Wire messages (stage, k, f, lo, hi) of a sum of permutations: each stage moves `sizes` of work of every pair it
+    names, in rows of what is really left of it."""
+    nodes = len(rows_NN)
+    room = len(perms) * nodes
+    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
+    moved = np.zeros((nodes, nodes), np.int64)  # work, not rows
+    n = 0
+    stages = 0
+    for p in range(len(perms)):
+        begin = n
+        for k in range(nodes):
+            f = perms[p, k]
+            work = work_NN[k, f]
+            a, b = moved[k, f], min(moved[k, f] + sizes[p], work)
+            if a == b:
+                continue
+            moved[k, f] = b
+            first, last = rows_NN[k, f] * a // work, rows_NN[k, f] * b // work
+            if first < last:
+                stage[n], src[n], dst[n], lo[n], hi[n] = stages, k, f, first, last
+                n += 1
+        if n > begin:
+            stages += 1
+    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+
+
+@njit(cache=True)
+def shifts(nodes):
+    """Permutations k -> k + s, for s = 1 .. nodes - 1."""
+    perms = np.empty((nodes - 1, nodes), np.int16)
+    for s in range(1, nodes):
+        for k in range(nodes):
+            perms[s - 1, k] = (k + s) % nodes
+    return perms
+
+
+@njit(cache=True)
+def heavy_matchings(work_NN, step):
+    """Every ordered pair of nodes once, as nodes - 1 permutations, pairs of like work together, heavy ones first.
+
+    Each permutation holds pairs above a threshold only, which falls by the factor `step` when none is left.
+    """
+    nodes = len(work_NN)
+    words = (nodes + 63) // 64
+    unused = np.ones((nodes, nodes), np.bool_)
+    for k in range(nodes):
+        unused[k, k] = False
+    edges = np.zeros((nodes, words), np.uint64)
+    free, seen = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
+    parent, queue = np.empty(nodes, np.int64), np.empty(nodes + 1, np.int64)
+    to, of = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    perms = np.empty((nodes - 1, nodes), np.int16)
+    threshold = float(work_NN.max())
+    floor = threshold / 1024
+    for p in range(nodes - 1):
+        to[:], of[:], free[:] = -1, -1, 0
+        for f in range(nodes):
+            free[f >> 6] |= np.uint64(1) << np.uint64(f & 63)
+        while True:
+            for k in range(nodes):
+                edges[k, :] = 0
+                for f in range(nodes):
+                    if unused[k, f] and work_NN[k, f] >= threshold:
+                        edges[k, f >> 6] |= np.uint64(1) << np.uint64(f & 63)
+            whole = True
+            for k in range(nodes):  # the rows matched so far stay; the others try again at each threshold
+                if to[k] < 0 and not _augment(k, edges, free, to, of, parent, seen, queue):
+                    whole = False
+                    break
+            if whole:
+                break
+            threshold = threshold * step if threshold > floor else 0.0  # what is unused always has a matching
+        for k in range(nodes):
+            perms[p, k] = to[k]
+            unused[k, to[k]] = False
+    return perms
+
+
+@njit(cache=True)
+def open_shop(seconds_NN, pieces_NN, lookahead):
+    """Pairs with work, each in `pieces` messages of `seconds` each, as (k, f, piece) in an order without barriers, and its
+    makespan.
+
+    The sender that is free first goes on with the receiver at which it can start first; a start may be later by
+    `lookahead` times what that receiver has more to receive, and the message is longer.
+    """
+    nodes = len(seconds_NN)
+    out_left, in_left = (seconds_NN * pieces_NN).sum(axis=1), (seconds_NN * pieces_NN).sum(axis=0)
+    out_free, in_free = np.zeros(nodes), np.zeros(nodes)
+    pending = pieces_NN.copy()
+    count = pending.sum(axis=1)
+    total = count.sum()
+    src, dst, piece = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    for n in range(total):
+        k = -1
+        for i in range(nodes):
+            if count[i] > 0 and (
+                k < 0 or out_free[i] < out_free[k] or (out_free[i] == out_free[k] and out_left[i] > out_left[k])
+            ):
+                k = i
+        best, chosen = np.inf, -1
+        for f in range(nodes):
+            if pending[k, f] > 0:
+                value = max(out_free[k], in_free[f]) - lookahead * (in_left[f] + seconds_NN[k, f])
+                if value < best:
+                    best, chosen = value, f
+        end = max(out_free[k], in_free[chosen]) + seconds_NN[k, chosen]
+        out_free[k], in_free[chosen] = end, end
+        out_left[k] -= seconds_NN[k, chosen]
+        in_left[chosen] -= seconds_NN[k, chosen]
+        src[n], dst[n], piece[n] = k, chosen, pieces_NN[k, chosen] - pending[k, chosen]
+        pending[k, chosen] -= 1
+        count[k] -= 1
+    return src, dst, piece, max(out_free.max(), in_free.max())
+
+
+@njit(cache=True)
+def list_makespan(perms, seconds_NN):
+    """When pairs go in the order of the permutations, each as soon as its sender and its receiver are free."""
+    nodes = len(seconds_NN)
+    out_free, in_free = np.zeros(nodes), np.zeros(nodes)
+    for p in range(len(perms)):
+        for k in range(nodes):
+            f = perms[p, k]
+            if seconds_NN[k, f] > 0:
+                end = max(out_free[k], in_free[f]) + seconds_NN[k, f]
+                out_free[k], in_free[f] = end, end
+    return max(out_free.max(), in_free.max())
+
+
+@njit(cache=True)
+def in_list_order(perms, rows_NN, group):
+    """Wire messages of whole pairs in the order of the permutations: one stage each (group 0), or one stage for `group`
+    permutations."""
+    nodes = len(rows_NN)
+    room = nodes * nodes
+    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    lo, hi = np.zeros(room, np.int64), np.empty(room, np.int64)
+    n = 0
+    stages = -1
+    last = -1
+    for p in range(len(perms)):
+        for k in range(nodes):
+            f = perms[p, k]
+            if rows_NN[k, f] > 0:
+                part = n if group == 0 else p // group
+                if part != last:
+                    last = part
+                    stages += 1
+                stage[n], src[n], dst[n], hi[n] = stages, k, f, rows_NN[k, f]
+                n += 1
+    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+
+
+@njit(cache=True)
+def waves(rows_NN, least_NN, cuts):
+    """Wire messages of pairs that all go at once, in waves that end at `cuts`, in 64ths of the rows. Pairs of fewer than
+    `least` rows go whole, in the first."""
+    nodes = len(rows_NN)
+    room = len(cuts) * nodes * nodes
+    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
+    n = 0
+    for w in range(len(cuts)):
+        for k in range(nodes):
+            for f in range(nodes):
+                rows = rows_NN[k, f]
+                first, last = rows * cuts[w - 1] // 64 if w > 0 else 0, rows * cuts[w] // 64
+                if rows < least_NN[k, f]:
+                    first, last = (0, rows) if w == 0 else (0, 0)
+                if first < last:
+                    stage[n], src[n], dst[n], lo[n], hi[n] = w, k, f, first, last
+                    n += 1
+    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()

@@ -1,0 +1,43 @@
+"""traffic -> Schedule. One function per scheduler; `schedule` calls them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeyard.cluster import Cluster
+from moeyard.errors import UnknownName
+from moeyard.schedule import Schedule
+from moeyard.schedulers.auto import schedule_auto
+from moeyard.schedulers.direct import schedule_direct, schedule_ecmp
+from moeyard.schedulers.lanes import (
+    schedule_fast,
+    schedule_rails,
+    schedule_shot,
+    schedule_shunt,
+    schedule_spread,
+    schedule_waves,
+)
+from moeyard.traffic import Traffic
+from moeyard.verify import check_fits
+
+Scheduler = Callable[[Cluster, Traffic], Schedule]
+
+SCHEDULERS: dict[str, Scheduler] = {
+    "auto": schedule_auto,
+    "direct": schedule_direct,
+    "ecmp": schedule_ecmp,
+    "fast": schedule_fast,
+    "rails": schedule_rails,
+    "shot": schedule_shot,
+    "shunt": schedule_shunt,
+    "spread": schedule_spread,
+    "waves": schedule_waves,
+}
+
+
+def schedule(cluster: Cluster, traffic: Traffic, scheduler: str = "auto") -> Schedule:
+    """Who sends which rows to whom when, by the named scheduler."""
+    if scheduler not in SCHEDULERS:
+        raise UnknownName.of("scheduler", scheduler, SCHEDULERS)
+    check_fits(cluster, traffic)
+    return SCHEDULERS[scheduler](cluster, traffic)

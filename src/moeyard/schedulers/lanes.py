@@ -1,0 +1,188 @@
+"""Schedulers of node pairs: every pair's rows divide over the rails; they differ in the order the pairs take the wire."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from moeyard.arrays import IntArray
+from moeyard.cluster import Cluster
+from moeyard.estimate import estimate_lanes
+from moeyard.forms.lanes import Lanes, Pairs, Wire, order_lanes
+from moeyard.kernels.lanes import UNIT
+from moeyard.kernels.orders import (
+    birkhoff,
+    heavy_matchings,
+    in_list_order,
+    list_makespan,
+    matchings_in_order,
+    open_shop,
+    shifts,
+    waves,
+)
+from moeyard.kernels.stages import levels_by_node
+from moeyard.schedule import Schedule
+from moeyard.traffic import Traffic
+
+# Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
+# small at last, so that little waits for the spread.
+PIECES = 24  # a pair's message takes at most this part of the busiest node's time
+_CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
+
+
+def schedule_spread(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """Balance, then nodes - 1 stages: node k sends to node k + s in stage s. One-to-one; best for even traffic."""
+    return _named("spread", spread_lanes(Pairs.of(cluster, traffic)))
+
+
+def schedule_rails(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """RailS: each node sprays its rows for each destination evenly over the rails, from its own counts alone.
+
+    Longest-processing-time-first over ever smaller chunks is, at chunks of one row, an even split; the remainders go
+    round, so a node's sends are within one row of even, its receives within one row per sender. Everything is sent at
+    once, in waves, so that rows are handed to their rails and passed on to their targets while others cross.
+    """
+    return _named("rails", rails_lanes(Pairs.of(cluster, traffic)))
+
+
+def schedule_waves(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """Everything at once, like `rails`, in as many waves as the cluster and the whole traffic call for."""
+    return _named("waves", waves_lanes(Pairs.of(cluster, traffic)))
+
+
+def schedule_shot(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """FAST without its stages: balance, then everything at once, then spread."""
+    return _named("shot", shot_lanes(Pairs.of(cluster, traffic)))
+
+
+def schedule_fast(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """FAST: balance, one-to-one stages from a Birkhoff decomposition of the node matrix, spread; pipelined.
+
+    Optimal in bytes: the stages add up to the busiest node's time. Largest stages first.
+    """
+    return _named("fast", fast_lanes(Pairs.of(cluster, traffic)))
+
+
+def schedule_shunt(cluster: Cluster, traffic: Traffic) -> Schedule:
+    """One message per node pair, no barriers, latency in the objective.
+
+    A message starts as soon as its sender and its receiver are free. The cheapest by `estimate` is kept of: an open-shop
+    list (best when one node is the bottleneck) or matchings of like size, heaviest first (best when all are alike); the
+    same with large pairs in pieces; and a few matchings at a time, where latency costs more than contention.
+    """
+    return _named("shunt", shunt_lanes(Pairs.of(cluster, traffic)))
+
+
+def _named(name: str, form: Lanes) -> Schedule:
+    return Schedule(form.pairs.cluster, form.pairs.traffic, form, name)
+
+
+def spread_lanes(pairs: Pairs) -> Lanes:
+    rows = pairs.rows_NN
+    perms = shifts(len(rows)) if len(rows) > 1 else np.empty((0, len(rows)), np.int16)
+    return _staged(pairs, matchings_in_order(perms, np.full(len(perms), rows.max()), rows, rows))
+
+
+def fast_lanes(pairs: Pairs) -> Lanes:
+    work = _work(pairs)
+    return _staged(pairs, matchings_in_order(*birkhoff(work), pairs.rows_NN, work))
+
+
+def shot_lanes(pairs: Pairs) -> Lanes:
+    src, dst = np.nonzero(pairs.rows_NN)
+    first = np.zeros(len(src), np.int64)
+    wire = (first, src, dst, first, pairs.rows_NN[src, dst])
+    return order_lanes(pairs, wire, (first, first), per_node=False, barrier=True)
+
+
+def rails_lanes(pairs: Pairs) -> Lanes:
+    return _in_waves(pairs, _CUTS)
+
+
+def waves_lanes(pairs: Pairs) -> Lanes:
+    early, late, finest = pairs.ratios
+    # The node with the least share of fine batches is on the wire longest; the others' ratios count by their share of it.
+    longest = finest.min() / finest
+    return _in_waves(pairs, _cuts(float((early * longest).max()), float((late * longest).max()), float(finest.min())))
+
+
+def _cuts(head: float, tail: float, finest: float) -> IntArray:
+    """Ends of waves, in 64ths: from both ends, each wave 1 / ratio times as large as the one before it."""
+    before, after = [finest], [finest]
+    while sum(before) + sum(after) < 1.0:
+        grow, ratio = (before, head) if before[-1] / head <= after[-1] / tail else (after, tail)
+        grow.append(grow[-1] / ratio)
+    sizes = np.array(before[:-1] + after[::-1]) if len(before) > 1 else np.array(after[::-1])
+    return np.unique(np.maximum(1, np.round(64 * np.cumsum(sizes) / sizes.sum()))).astype(np.int64)
+
+
+def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
+    cluster = pairs.cluster
+    # A pair whose lane crosses within two latencies gains nothing from waves.
+    least = 2 * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
+    wire = waves(pairs.rows_NN, least * _capacity(pairs), cuts)
+    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True)
+
+
+def shunt_orders(pairs: Pairs) -> list[Lanes]:
+    """The orders among which `shunt` chooses."""
+    rows, cluster = pairs.rows_NN, pairs.cluster
+    latency, nodes = cluster.scale_out.latency, len(rows)
+    if nodes < 2:
+        return [_chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))]
+    crossing = rows * (pairs.traffic.row_bytes / cluster.scale_out.bandwidth) / _capacity(pairs)
+    busiest = max(crossing.sum(axis=0).max(), crossing.sum(axis=1).max())
+    seconds = np.where(rows > 0, crossing + latency, 0.0)
+    once = (rows > 0).astype(np.int64)
+
+    lists = [open_shop(seconds, once, lookahead) for lookahead in (0.001, 0.02)]
+    matchings = [heavy_matchings(seconds, step) for step in (0.85, 0.93)]
+    src, dst, _, best = min(lists, key=lambda found: found[3])
+    perms = min(matchings, key=lambda found: list_makespan(found, seconds))
+    if list_makespan(perms, seconds) < best:
+        orders = [_chained(pairs, in_list_order(perms, rows, 0))]
+    else:
+        orders = [_chained(pairs, (np.arange(len(src)), src, dst, np.zeros_like(src), rows[src, dst]))]
+
+    if crossing.max() > busiest / PIECES:  # large pairs in pieces, so that balance and spread keep pace
+        parts = np.minimum(np.ceil(crossing * (PIECES / busiest)).astype(np.int64), rows)
+        src, dst, piece, _ = open_shop(np.where(parts > 0, crossing / np.maximum(parts, 1) + latency, 0.0), parts, 0.001)
+        n, p = rows[src, dst], parts[src, dst]
+        orders.append(_chained(pairs, (np.arange(len(src)), src, dst, n * piece // p, n * (piece + 1) // p)))
+
+    # Several at once share one latency and cost contention: the best trade of the two.
+    loss = max(cluster.contention.loss, 1e-3)
+    group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
+    if group > 1:
+        orders.append(_staged(pairs, in_list_order(perms, rows, group)))
+    return orders
+
+
+def shunt_lanes(pairs: Pairs) -> Lanes:
+    return min(shunt_orders(pairs), key=estimate_lanes)
+
+
+def _chained(pairs: Pairs, wire: Wire) -> Lanes:
+    """Every message a stage of its own, started when its two nodes are free."""
+    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios), per_node=True, barrier=False)
+
+
+def _staged(pairs: Pairs, wire: Wire) -> Lanes:
+    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios), per_node=True, barrier=True)
+
+
+def _capacity(pairs: Pairs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Of each pair's lanes together, in healthy nics; never zero."""
+    weight: IntArray = pairs.cluster.lanes[1].sum(axis=2)
+    return np.maximum(weight, 1) / UNIT
+
+
+def _work(pairs: Pairs) -> IntArray:
+    """Rows of each pair as if its lanes were as many as the best pair's: time, in whole numbers."""
+    capacity = pairs.cluster.lanes[1].sum(axis=2)
+    most = capacity.max()
+    if (capacity[pairs.rows_NN > 0] == most).all():
+        return pairs.rows_NN
+    work: IntArray = -(-pairs.rows_NN * most // np.maximum(capacity, 1))
+    return work
