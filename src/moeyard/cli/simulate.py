@@ -1,0 +1,262 @@
+"""`moeyard simulate CLUSTER TRAFFIC`: what an exchange would cost on that cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from moeyard.bounds import bound
+from moeyard.cli.schedule import read_traffic
+from moeyard.cli.show import bars, console, law, print_json, table
+from moeyard.cluster import Cluster
+from moeyard.errors import MoeyardError
+from moeyard.formats import ROW_BYTES, load_cluster
+from moeyard.formats.clusters import cluster_data
+from moeyard.schedule import Schedule
+from moeyard.schedulers import schedule as make_schedule
+from moeyard.sim.flow import simulate
+from moeyard.sim.sweep import Outcome, Point, peak_memory, sweep
+from moeyard.timeline import Timeline
+from moeyard.units import show_bandwidth, show_bytes, show_seconds
+
+_SHOWN_NODES = 16
+_SHOWN_CHAIN = 8
+
+
+def run(
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER",
+            help="A built-in cluster or a TOML file; several, with commas between, are swept.",
+        ),
+    ],
+    traffic: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRAFFIC",
+            help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, hot:0.25, "
+            "sparse:0.1; several, with commas between, are swept.",
+        ),
+    ],
+    scheduler: Annotated[list[str] | None, typer.Option(help="Default auto; may be repeated.")] = None,
+    mb: Annotated[
+        list[float] | None, typer.Option(help="Megabytes per rank, for a workload; may be repeated.")
+    ] = None,
+    row_bytes: Annotated[
+        int | None, typer.Option(help=f"Bytes of a row; default: what the file says, else {ROW_BYTES}.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of a random workload.")] = 0,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="0: exact. 0.005: faster with many flows, as if messages were up to 0.5% larger."),
+    ] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Processes for a sweep; 0: one per core.")] = 0,
+    chrome: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
+    npz: Annotated[Path | None, typer.Option(help="Write the timeline.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and a picture.")] = False,
+) -> None:
+    """Simulate an exchange on a cluster: time, times the lower bound, how busy every rail is.
+
+    Several clusters, workloads, sizes or schedulers make a sweep: a table with one line each, worked out in parallel.
+    """
+    points = [
+        Point(machines, f"{source} {size:g} MB", read_traffic(machines, source, size, row_bytes, seed), name)
+        for machines in map(_named, cluster.split(","))
+        for source in traffic.split(",")
+        for size in mb or [256.0]
+        for name in scheduler or ["auto"]
+    ]
+    if len(points) > 1:
+        if chrome or npz:
+            raise MoeyardError(
+                f"--chrome and --npz write one timeline, but these are {len(points)} simulations; ask for one"
+            )
+        _sweep(points, tolerance, jobs or os.cpu_count() or 1, json)
+        return
+    point = points[0]
+    plan = make_schedule(point.cluster, point.traffic, point.scheduler)
+    began = time.perf_counter()
+    timeline = simulate_watched(point.cluster, plan, tolerance)
+    wall = time.perf_counter() - began
+    if chrome:
+        timeline.to_chrome(chrome)
+    if npz:
+        timeline.save(npz)
+    if json:
+        print_json(_data(point, plan, timeline, wall))
+    else:
+        _show(point, plan, timeline, wall)
+
+
+def simulate_watched(cluster: Cluster, plan: Schedule, tolerance: float = 0.0) -> Timeline:
+    """Simulate in a thread of its own, with a progress bar on stderr once it takes long. Ctrl-C stops it."""
+    watch = np.zeros(2)
+    result: list[Timeline | Exception] = []
+
+    def work() -> None:
+        try:
+            result.append(simulate(cluster, plan, tolerance=tolerance, watch=watch))
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        thread.join(1.0)
+        if thread.is_alive():
+            with _progress() as progress:
+                task = progress.add_task("operations done", total=None)
+                while thread.is_alive():
+                    thread.join(0.2)
+                    progress.update(task, completed=int(watch[0]))
+    except KeyboardInterrupt:
+        watch[1] = 1.0
+        raise
+    if isinstance(result[0], Exception):
+        raise result[0]
+    return result[0]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _named(source: str) -> Cluster:
+    machines = load_cluster(source)
+    return machines if machines.name else machines.but(name=Path(source).stem)
+
+
+def _sweep(points: list[Point], tolerance: float, jobs: int, json: bool) -> None:
+    outcomes: list[Outcome] = []
+    with _progress() as progress:
+        task = progress.add_task("simulations", total=len(points))
+        for outcome in sweep(points, tolerance=tolerance, jobs=min(jobs, len(points))):
+            outcomes.append(outcome)
+            progress.advance(task)
+    if json:
+        print_json([dataclasses.asdict(o) | {"x_bound": o.x_bound, "tolerance": tolerance} for o in outcomes])
+        return
+    rows = table(
+        "cluster", "traffic", "scheduler", ">stages", ">messages", ">time", ">x bound", ">busbw",
+        ">rails", ">worked", ">memory",
+    )  # fmt: skip
+    for o, point in zip(outcomes, points, strict=True):
+        name = o.scheduler if o.scheduler == point.scheduler else f"{point.scheduler} ({o.scheduler})"
+        rows.add_row(
+            o.cluster, o.traffic, name, str(o.stages), str(o.messages), show_seconds(o.seconds), f"{o.x_bound:.3f}",
+            show_bandwidth(o.busbw), f"{o.rail_mean:.0%}", show_seconds(o.wall), show_bytes(o.memory),
+        )  # fmt: skip
+    console().print(rows)
+    console().print(_mode(tolerance))
+
+
+def _mode(tolerance: float) -> str:
+    if tolerance == 0:
+        return "exact simulation"
+    return f"within tolerance: as if every message were at most {tolerance:.2%} larger"
+
+
+def _data(point: Point, plan: Schedule, timeline: Timeline, wall: float) -> dict[str, Any]:
+    least = bound(point.cluster, point.traffic)
+    return {
+        "cluster": cluster_data(point.cluster),
+        "traffic": point.label,
+        "scheduler": plan.scheduler,
+        "law": law(point.cluster.contention),
+        "stages": plan.num_stages,
+        "messages": len(timeline.messages),
+        "time_s": timeline.makespan,
+        "bound_s": least,
+        "x_bound": timeline.makespan / least if least else 1.0,
+        "algbw": timeline.algbw,
+        "busbw": timeline.busbw,
+        "rails_out": timeline.rails_out.tolist(),
+        "rails_in": timeline.rails_in.tolist(),
+        "wan_out": timeline.wan_out.tolist(),
+        "critical_path": [
+            {name: int(timeline.messages[name][m]) for name in ("stage", "src", "dst", "rows")}
+            | {"start_s": float(timeline.start_M[m]), "end_s": float(timeline.end_M[m])}
+            for m in timeline.critical_path.tolist()
+        ],
+        "tolerance": timeline.tolerance,
+        "simulated_operations": timeline.kinds,
+        "sharings": timeline.sharings,
+        "wall_s": wall,
+        "memory_bytes": peak_memory(),
+    }
+
+
+def _show(point: Point, plan: Schedule, timeline: Timeline, wall: float) -> None:
+    out, cluster = console(), point.cluster
+    least = bound(cluster, point.traffic)
+    out.print(
+        f"{cluster.name or 'cluster'}: {cluster.nodes} nodes x {cluster.ranks_per_node} ranks, "
+        f"{cluster.nics_per_node} nics each; law: {law(cluster.contention)}"
+    )
+    out.print(
+        f"{point.label}, scheduler {plan.scheduler}: {plan.num_stages} stages, {len(timeline.messages)} messages"
+    )
+    ratio = timeline.makespan / least if least else 1.0
+    out.print(
+        f"time {show_seconds(timeline.makespan)} = {ratio:.3f} x bound ({show_seconds(least)}); busbw "
+        f"{show_bandwidth(timeline.busbw)}, algbw {show_bandwidth(timeline.algbw)} per rank"
+    )
+    _picture(out, timeline)
+    _chain(out, timeline)
+    out.print(
+        f"{_mode(timeline.tolerance)}: {timeline.kinds} operations, links shared {timeline.sharings} times, "
+        f"{show_seconds(wall)}, memory {show_bytes(peak_memory())}"
+    )
+
+
+def _picture(out: Console, timeline: Timeline) -> None:
+    """Utilisation of every nic, one bar each, one line per node."""
+    cluster = timeline.cluster
+    if cluster.nodes == 1:
+        return
+    sides = (timeline.rails_out, timeline.rails_in)
+    worst = np.maximum(*(side.max(axis=1) for side in sides))
+    nodes = np.sort(np.argsort(-worst, kind="stable")[:_SHOWN_NODES])
+    rows = table("node", "out", "in", ">out mean", ">in mean")
+    for node in nodes:
+        cells = [bars(side[node], 1.0, cluster.rails[node]) for side in sides]
+        rows.add_row(str(node), *cells, *(f"{side[node].mean():.0%}" for side in sides))
+    rows.add_section()
+    means = [bars(side.mean(axis=0), 1.0, cluster.rails.max(axis=0)) for side in sides]
+    rows.add_row("rails", *means, *(Text(f"{side.mean():.0%}") for side in sides))
+    out.print("how busy each nic is until the end; a full bar is all the time at full rate")
+    out.print(rows)
+    if len(nodes) < cluster.nodes:
+        out.print(f"the {len(nodes)} busiest of {cluster.nodes} nodes")
+    if timeline.wan_out.size:
+        out.print(
+            f"wan ports: {timeline.wan_out.mean():.0%} busy on average, {timeline.wan_out.max():.0%} at most"
+        )
+
+
+def _chain(out: Console, timeline: Timeline) -> None:
+    chain = timeline.critical_path.tolist()
+    if not chain:
+        return
+    shown = (
+        chain
+        if len(chain) <= _SHOWN_CHAIN
+        else [*chain[: _SHOWN_CHAIN // 2], -1, *chain[-_SHOWN_CHAIN // 2 :]]
+    )
+    src, dst = timeline.messages["src"], timeline.messages["dst"]
+    steps = [
+        "..." if m < 0 else f"{src[m]}->{dst[m]} {show_seconds(float(timeline.end_M[m]))}" for m in shown
+    ]
+    out.print(f"critical path ({len(chain)} messages, each with its end): " + ", ".join(steps))
