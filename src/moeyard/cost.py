@@ -4,8 +4,8 @@ Per layer: the non-MoE part, dispatch, experts, combine, then the same backwards
 gathered, after the backward their gradients are reduced. Assumptions, the same as the step simulation's
 (`moeyard.sim.step`), of which this is the steady state over many layers:
 
-- an exchange takes as long as its most loaded port, and one latency: the transport balances a node's rows over its live
-  nics, as our schedulers do. Contention is left to the simulators;
+- an exchange takes what the best of our transports takes for these port loads (`kernels.cost.transport`): straight from
+  rank to rank, or balanced over each node's live nics, at once or in stages; with latency and the contention law;
 - a compute operator takes as long as its slowest rank;
 - a gather goes home -> one host of each other datacenter -> one host of each other node -> the other hosts of the node,
   one tier after the other; a reduce adds up along the same way back. Replicas hold this step's weights only, so both
@@ -114,19 +114,22 @@ def cost_of(seconds: FloatArray, migration: float = 0.0) -> StepCost:
 def ports_of(cluster: Cluster) -> Ports:
     """The cluster as the kernels see it."""
     node_R: IntArray = np.repeat(np.arange(cluster.nodes), cluster.ranks_per_node)
-    nic_R = cluster.scale_out.bandwidth * cluster.rails[:, cluster.nic_G].ravel()
+    nics = cluster.nics_per_node
     wan, wan_latency = math.inf, 0.0
     if cluster.wan is not None and cluster.datacenters > 1:
         wan, wan_latency = cluster.wan.bandwidth, cluster.wan.latency
-    latency = np.array([0.0, cluster.scale_up.latency, cluster.scale_out.latency, wan_latency])
+    law = cluster.contention
+    everyone = (cluster.num_ranks - cluster.ranks_per_node) * cluster.ranks_per_node // nics
     return Ports(
         node_R=node_R,
         datacenter_R=node_R // cluster.nodes_per_datacenter,
         scale_up=float(cluster.scale_up.bandwidth),
-        nic_R=nic_R,
+        nic_R=node_R * nics + np.tile(cluster.nic_G, cluster.nodes),
+        nic_X=cluster.scale_out.bandwidth * cluster.rails.ravel(),
         node_N=cluster.scale_out.bandwidth * cluster.rails.sum(axis=1),
         wan=float(wan),
-        latency=latency,
+        latency=np.array([0.0, cluster.scale_up.latency, cluster.scale_out.latency, wan_latency]),
+        crowd=np.array([law.factor(everyone), law.factor(cluster.nodes - 1)]),
     )
 
 
@@ -174,8 +177,8 @@ def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, aft
     moved = before.home_E != after.home_E
     np.add.at(moves_RR, (before.home_E[moved], after.home_E[moved]), 1)
     ports = ports_of(cluster)
-    load, _, level = kernel.exchange_load(moves_RR, ports)
-    return float(load * (model.expert_bytes + model.optimizer_bytes) + ports.latency[level])
+    forms, _, _ = kernel.exchange_load(moves_RR, ports)
+    return float(kernel.fastest(forms, float(model.expert_bytes + model.optimizer_bytes)))
 
 
 def step_floor(cluster: Cluster, model: ModelSpec, demand: Demand) -> float:

@@ -23,10 +23,14 @@ class Ports(NamedTuple):
     node_R: np.ndarray
     datacenter_R: np.ndarray
     scale_up: float  # bytes/s of a rank
-    nic_R: np.ndarray  # bytes/s of the nic that a rank uses
+    nic_R: np.ndarray  # which nic a rank uses, of all nics of all nodes
+    nic_X: np.ndarray  # bytes/s of each nic
     node_N: np.ndarray  # bytes/s of all live nics of a node
     wan: float  # bytes/s of a datacenter; inf where there is one only
     latency: np.ndarray  # [4] seconds by widest network
+    crowd: (
+        np.ndarray
+    )  # [2] the contention law's factor on nics: all ranks at once, one message per node at once
 
 
 class Rates(NamedTuple):
@@ -54,37 +58,84 @@ def over(load, capacity):
 
 
 @njit(cache=True)
-def slowest_port(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports):
-    """(one way, there and back) seconds per byte of the most loaded port, directions apart and added up.
+def transport(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports):
+    """([form, (seconds per byte, latency)], there and back): what an exchange with these loads takes, in four forms.
 
-    The transport spreads a node's rows over its live nics. Ports and cuts: a rank's scale-up port (rows for its node); a
-    rank's scale-up port and nic together (all its rows); a node's live nics; a datacenter's wan port.
+    0 direct: every rank sends straight to every other, by its own nic. 1 shot: a node's rows are balanced over its live
+    nics, cross at once, and are spread inside the receiving nodes. 2 staged: the same node pair by node pair, so that
+    little of the balancing and spreading shows, at a latency for each. 3 rails: in pieces, whatever the nodes. The best one
+    counts: our schedulers find it. What stays exposed of balancing and spreading, and the latencies, are fitted to them.
+    No form is faster than the most loaded port or cut: a rank's scale-up port; its scale-up port and nic together; a node's
+    live nics; a datacenter's wan port. "There and back" is the most loaded of these with both directions added up.
     """
-    nodes = len(ports.node_N)
-    node_out = np.zeros(nodes)
-    node_in = np.zeros(nodes)
-    one, both = 0.0, 0.0
-    for r in range(len(up_out_R)):
+    ranks, nodes, nics = len(up_out_R), len(ports.node_N), len(ports.nic_X)
+    node_out, node_in = np.zeros(nodes), np.zeros(nodes)
+    nic_out, nic_in = np.zeros(nics), np.zeros(nics)
+    moved, off = 0.0, 0.0
+    up, cut, both = 0.0, 0.0, 0.0
+    for r in range(ranks):
+        moved += up_out_R[r]
+        off += off_out_R[r]
         node_out[ports.node_R[r]] += off_out_R[r]
         node_in[ports.node_R[r]] += off_in_R[r]
-        one = max(one, max(up_out_R[r], up_in_R[r]) / ports.scale_up)
-        both = max(both, (up_out_R[r] + up_in_R[r]) / ports.scale_up)
-        cut = ports.scale_up + ports.nic_R[r]
+        nic_out[ports.nic_R[r]] += off_out_R[r]
+        nic_in[ports.nic_R[r]] += off_in_R[r]
+        up = max(up, max(up_out_R[r], up_in_R[r]) / ports.scale_up)
+        room = ports.scale_up + ports.nic_X[ports.nic_R[r]]
         out, in_ = up_out_R[r] + off_out_R[r], up_in_R[r] + off_in_R[r]
-        one = max(one, max(out, in_) / cut)
-        both = max(both, (out + in_) / cut)
+        cut = max(cut, max(out, in_) / room)
+        both = max(both, max((up_out_R[r] + up_in_R[r]) / ports.scale_up, (out + in_) / room))
+    wire, own, wan = 0.0, 0.0, 0.0
     for k in range(nodes):
-        one = max(one, over(max(node_out[k], node_in[k]), ports.node_N[k]))
+        wire = max(wire, over(max(node_out[k], node_in[k]), ports.node_N[k]))
         both = max(both, over(node_out[k] + node_in[k], ports.node_N[k]))
+    for x in range(nics):
+        own = max(own, over(max(nic_out[x], nic_in[x]), ports.nic_X[x]))
     for d in range(len(wan_out_D)):
-        one = max(one, max(wan_out_D[d], wan_in_D[d]) / ports.wan)
+        wan = max(wan, max(wan_out_D[d], wan_in_D[d]) / ports.wan)
         both = max(both, (wan_out_D[d] + wan_in_D[d]) / ports.wan)
-    return one, both
+    level = WAN if wan > 0.0 else SCALE_OUT if off > 0.0 else SCALE_UP if moved > 0.0 else NONE
+    forms = np.empty((4, 2))
+    forms[0, 0], forms[:, 1] = max(up, max(own, wan) * ports.crowd[0]), ports.latency[level]
+    if level <= SCALE_UP:
+        forms[:, 0] = up
+        return forms, both
+    others, per_node = nodes - 1.0, ranks // nodes
+    away = 1.0 - nodes / nics  # of a rank's rows, those on other ranks' nics
+    balance, spread = 0.0, 0.0
+    for r in range(ranks):
+        mean = node_out[ports.node_R[r]] / per_node
+        balance = max(balance, (off_out_R[r] - mean) / ports.scale_up)
+        spread = max(spread, away * off_in_R[r] / ports.scale_up)
+        relayed = max(up_out_R[r] + max(0.0, off_out_R[r] - mean), up_in_R[r] + away * off_in_R[r])
+        cut = max(cut, relayed / ports.scale_up)
+    if away == 0.0:
+        balance = 0.0
+    line, inside = max(wire, wan), balance + spread
+    port = max(max(up, cut), line)
+    forms[1, 0] = max(max(up, cut), line * ports.crowd[1]) + inside
+    forms[2, 0] = max(port, line + 0.5 * inside / others)
+    forms[3, 0] = max(port, line + 0.15 * inside)
+    forms[1:, 1] += 2.0 * ports.latency[SCALE_UP]
+    forms[2, 1] += 1.5 * others * ports.latency[level]
+    forms[3, 1] += 5.0 * ports.latency[level]
+    return forms, both
+
+
+@njit(cache=True)
+def fastest(forms, size):
+    """Seconds of the best form at `size` bytes a unit; 0 if nothing moves."""
+    best = np.inf
+    for f in range(len(forms)):
+        if forms[f, 0] == 0.0:
+            return 0.0
+        best = min(best, forms[f, 0] * size + forms[f, 1])
+    return best
 
 
 @njit(cache=True)
 def exchange_load(rows_RR, ports):
-    """(one way, there and back, widest network used) of an exchange of rows[src, dst], in seconds per byte of a row."""
+    """(forms, there and back, widest network used) of an exchange of rows[src, dst]."""
     ranks = len(rows_RR)
     up_out, up_in = np.zeros(ranks), np.zeros(ranks)
     off_out, off_in = np.zeros(ranks), np.zeros(ranks)
@@ -109,8 +160,8 @@ def exchange_load(rows_RR, ports):
                 wan_out[d] += rows
                 wan_in[ports.datacenter_R[dst]] += rows
                 level = WAN
-    one, both = slowest_port(up_out, up_in, off_out, off_in, wan_out, wan_in, ports)
-    return one, both, level
+    forms, both = transport(up_out, up_in, off_out, off_in, wan_out, wan_in, ports)
+    return forms, both, level
 
 
 @njit(cache=True)
@@ -167,13 +218,13 @@ def gather_hops(expert_P, host_P, home_E, ports):
 
 @njit(cache=True)
 def gather_load(expert_P, host_P, home_E, ports):
-    """[tier] seconds per byte of an expert for the hops of each tier (0 scale-up, 1 scale-out, 2 wan); 0 if unused.
+    """([tier, form, (seconds per byte of an expert, latency)], [tier] there and back) of the hops of each tier.
 
-    The reduce uses the same hops the other way, so its loads are the same.
+    Tiers: 0 scale-up, 1 scale-out, 2 wan. The reduce uses the same hops the other way, so its loads are the same.
     """
-    loads = np.zeros(3)
+    loads, both = np.zeros((3, 4, 2)), np.zeros(3)
     if len(expert_P) == 0:
-        return loads
+        return loads, both
     hops = gather_hops(expert_P, host_P, home_E, ports)
     ranks = len(ports.node_R)
     datacenters = ports.datacenter_R[-1] + 1
@@ -187,19 +238,18 @@ def gather_load(expert_P, host_P, home_E, ports):
             wan_out[ports.datacenter_R[src]] += 1.0
             wan_in[ports.datacenter_R[dst]] += 1.0
     idle, no_wan = np.zeros(ranks), np.zeros(datacenters)
-    loads[0], _ = slowest_port(out[0], in_[0], idle, idle, no_wan, no_wan, ports)
-    loads[1], _ = slowest_port(idle, idle, out[1], in_[1], no_wan, no_wan, ports)
-    loads[2], _ = slowest_port(idle, idle, out[2], in_[2], wan_out, wan_in, ports)
-    return loads
+    loads[0], both[0] = transport(out[0], in_[0], idle, idle, no_wan, no_wan, ports)
+    loads[1], both[1] = transport(idle, idle, out[1], in_[1], no_wan, no_wan, ports)
+    loads[2], both[2] = transport(idle, idle, out[2], in_[2], wan_out, wan_in, ports)
+    return loads, both
 
 
 @njit(cache=True)
-def tier_seconds(loads, size, ports):
+def tier_seconds(loads, size):
     """[tier] seconds of a gather or reduce of `size` bytes an expert: its tiers run one after another."""
     seconds = np.zeros(3)
     for tier in range(3):
-        if loads[tier] > 0.0:
-            seconds[tier] = loads[tier] * size + ports.latency[tier + 1]
+        seconds[tier] = fastest(loads[tier], size)
     return seconds
 
 
@@ -233,10 +283,10 @@ def one_pass(exchange, level, compute, dense, moves, rates):
 
 
 @njit(cache=True)
-def compose(load, both, level, loads, rows_R, rates, ports):
+def compose(forms, both, level, loads, gather_both, rows_R, rates):
     """The seconds of one MoE layer and the non-MoE part before it, in the steady state of many layers."""
     out = np.zeros(10)
-    exchange = load * rates.row_bytes + ports.latency[level]
+    exchange = fastest(forms, rates.row_bytes)
     ways = 2.0 if rates.backward else 1.0
     forward, before, after, busiest = 0.0, 0.0, 0.0, 0.0
     for r in range(len(rows_R)):
@@ -247,25 +297,25 @@ def compose(load, both, level, loads, rows_R, rates, ports):
             after = max(after, rates.non_moe_backward_R[r])
             experts, dense = 3.0 * experts, dense + rates.non_moe_backward_R[r]
         busiest = max(busiest, experts + dense)
-    gather = tier_seconds(loads, rates.gather_bytes, ports)
+    gather = tier_seconds(loads, rates.gather_bytes)
     seconds, left = one_pass(exchange, level, forward, before, gather, rates)
     out[DISPATCH], out[FORWARD], out[NON_MOE], out[TOTAL] = exchange, forward, before + after, seconds
     out[GATHER], out[GATHER_LEFT] = gather.sum(), left
-    heaviest = rates.gather_bytes
+    move = 0.5 * rates.gather_bytes  # each way a port carries at least half of what it carries both ways
     if rates.backward:
-        reduce = tier_seconds(loads, rates.reduce_bytes, ports)
+        reduce = tier_seconds(loads, rates.reduce_bytes)
         seconds, left = one_pass(exchange, level, 2.0 * forward, after, reduce, rates)
         out[BACKWARD], out[REDUCE], out[REDUCE_LEFT] = 2.0 * forward, reduce.sum(), left
         out[TOTAL] += seconds
-        heaviest = max(heaviest, rates.reduce_bytes)
-    # In one direction a port carries its rows out and its rows in, each way, and gathers or reduces what it must.
-    out[BOUND] = max(busiest, max(ways * both * rates.row_bytes, max(loads) * heaviest))
+        move = min(rates.gather_bytes, rates.reduce_bytes)
+    # In one direction a port carries its rows out and its rows in, once a pass; its gathers out and its reduces in.
+    out[BOUND] = max(busiest, max(ways * both * rates.row_bytes, gather_both.max() * move))
     return out
 
 
 @njit(cache=True)
 def layer_seconds(rows_RR, expert_P, host_P, home_E, rates, ports):
     """All seconds of a layer, by the names above: rows[src, host]; replicas (expert, host) sorted, homes left out."""
-    load, both, level = exchange_load(rows_RR, ports)
-    loads = gather_load(expert_P, host_P, home_E, ports)
-    return compose(load, both, level, loads, rows_RR.sum(axis=0), rates, ports)
+    forms, both, level = exchange_load(rows_RR, ports)
+    loads, gather_both = gather_load(expert_P, host_P, home_E, ports)
+    return compose(forms, both, level, loads, gather_both, rows_RR.sum(axis=0), rates)

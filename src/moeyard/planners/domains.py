@@ -16,12 +16,13 @@ from moeyard.arrays import BoolArray, FloatArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.cost import StepCost, cost_of, ports_of, rates_of
 from moeyard.demand import Demand
-from moeyard.errors import InvalidModel, InvalidPlacement
+from moeyard.errors import InvalidPlacement
 from moeyard.kernels import cost as kernel
 from moeyard.kernels.cost import Ports, Rates
 from moeyard.kernels.domains import crossing_totals, domain_loads, domain_of, node_totals
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.planners.common import STAND_IN
 from moeyard.planners.static import static_homes
 
 Sizes = tuple[int, int, int]  # datacenters, nodes of each, ranks of each that make one domain
@@ -82,8 +83,7 @@ def search_domains(
     home_E: IntArray | None = None,
 ) -> Partition:
     """`plan_domains`, with the figures behind its choice."""
-    if model is None:
-        raise InvalidModel("domains weighs experts against rows: give model=ModelSpec(...)")
+    model = model or STAND_IN
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidPlacement(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; they must agree"
@@ -149,13 +149,13 @@ class _Search:
             for width, (up_out, up_in, off_out, off_in, computed), wan in zip(
                 widths, loads, wans, strict=True
             ):
-                one, both = kernel.slowest_port(up_out, up_in, off_out, off_in, wan[0], wan[1], self.ports)
+                forms, both = kernel.transport(up_out, up_in, off_out, off_in, wan[0], wan[1], self.ports)
                 level = next(
                     (n for n, used in ((3, wan[0]), (2, off_out), (1, up_out)) if used.any()), kernel.NONE
                 )
                 these = (sizes[0], sizes[1], int(width))
                 self.known[these] = kernel.compose(
-                    one, both, level, self.gather(these), computed, self.rates, self.ports
+                    forms, both, level, *self.gather(these), computed, self.rates
                 )
         return self.known[sizes]
 
@@ -168,7 +168,8 @@ class _Search:
         rate_B = np.bincount(domain_R, weights=1 / self.rates.row_seconds_R)
         rows_B = np.bincount(domain_R[self.home_E], weights=self.total_E, minlength=len(rate_B))
         rows_R = (rows_B / rate_B)[domain_R] / self.rates.row_seconds_R
-        found = kernel.compose(load, load, level, self.gather(sizes), rows_R, self.rates, self.ports)
+        at_best = np.array([[load, self.ports.latency[level]]])
+        found = kernel.compose(at_best, load, level, *self.gather(sizes), rows_R, self.rates)
         return float(found[kernel.TOTAL]) * (1 - 1e-12)  # sums in another order
 
     def _crossing(self, datacenters: int, nodes: int) -> tuple[float, int]:
@@ -191,9 +192,9 @@ class _Search:
             self.crossings[datacenters, nodes] = load, level
         return self.crossings[datacenters, nodes]
 
-    def gather(self, sizes: Sizes) -> FloatArray:
-        """[tier] seconds per byte of the gather's hops: along datacenters, then nodes, then ranks of the domain."""
-        loads = np.zeros(3)
+    def gather(self, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
+        """[tier, form]: the gather's hops along datacenters, then nodes, then ranks of the domain."""
+        loads, both = np.zeros((3, 4, 2)), np.zeros(3)
         held = self.owned
         idle, no_wan = np.zeros(self.cluster.num_ranks), np.zeros(self.shape[0])
         for axis, tier in ((0, 2), (1, 1), (2, 0)):
@@ -203,12 +204,12 @@ class _Search:
             after = _sum_blocks(held, axis, size)
             out, in_ = (held * (size - 1)).ravel(), (after - held).ravel()
             if tier == 0:
-                loads[0], _ = kernel.slowest_port(out, in_, idle, idle, no_wan, no_wan, self.ports)
+                loads[0], both[0] = kernel.transport(out, in_, idle, idle, no_wan, no_wan, self.ports)
             else:
                 wan = [a.reshape(self.shape[0], -1).sum(axis=1) if tier == 2 else no_wan for a in (out, in_)]
-                loads[tier], _ = kernel.slowest_port(idle, idle, out, in_, *wan, self.ports)
+                loads[tier], both[tier] = kernel.transport(idle, idle, out, in_, *wan, self.ports)
             held = after
-        return loads
+        return loads, both
 
     def slots(self, sizes: Sizes) -> int:
         """Replica slots that the fullest rank needs."""

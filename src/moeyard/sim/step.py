@@ -340,8 +340,7 @@ class _Step:
         )
 
     def _experts(self, layer: int) -> FloatArray:
-        seconds: FloatArray = self.rows[layer] * self.model.row_seconds
-        return seconds
+        return self.rows[layer].astype(np.float64) * self.model.row_seconds
 
     def _exchange(
         self, name: str, layer: int, micro_batch: int, done_R: FloatArray, after: Sequence[int]

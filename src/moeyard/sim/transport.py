@@ -55,13 +55,11 @@ def layer_times(
         raise UnknownName.of("network model", network, NETWORKS)
     ports, rates = ports_of(cluster), rates_of(cluster, model, compression=compression)
     expert_P, host_P = replica_pairs(placement)
-    load, _, level = kernel.exchange_load(assignment.rows_RR, ports)
+    forms, _, level = kernel.exchange_load(assignment.rows_RR, ports)
     if network == "ports":
-        seconds = np.full(cluster.num_ranks, load * rates.row_bytes + ports.latency[level])
-        loads = kernel.gather_load(expert_P, host_P, placement.home_E, ports)
-        gather, reduce = (
-            kernel.tier_seconds(loads, b, ports) for b in (rates.gather_bytes, rates.reduce_bytes)
-        )
+        seconds = np.full(cluster.num_ranks, kernel.fastest(forms, rates.row_bytes))
+        loads, _ = kernel.gather_load(expert_P, host_P, placement.home_E, ports)
+        gather, reduce = (kernel.tier_seconds(loads, b) for b in (rates.gather_bytes, rates.reduce_bytes))
         return LayerTimes(seconds, seconds, level, gather, reduce)
     out, back = np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks)
     if level:
