@@ -2,7 +2,7 @@
 
 Per layer: the non-MoE part, dispatch, experts, combine, then the same backwards; before the experts their replicas are
 gathered, after the backward their gradients are reduced. Assumptions, the same as the step simulation's
-(`moeyard.sim.step`), of which this is the steady state over many layers:
+(`moeyard.sim.step`), whose step takes `total` x layers where all layers are alike:
 
 - an exchange takes what the best of our transports takes for these port loads (`kernels.cost.transport`): straight from
   rank to rank, or balanced over each node's live nics, at once or in stages; with latency and the contention law;
@@ -11,7 +11,8 @@ gathered, after the backward their gradients are reduced. Assumptions, the same 
   one tier after the other; a reduce adds up along the same way back. Replicas hold this step's weights only, so both
   happen every step;
 - gather and reduce hide behind compute (Pro-Prophet's block-wise scheduler): that of the next layer behind this layer's
-  experts and the next non-MoE part. On a network wider than the exchanges use they hide behind the exchanges too.
+  experts and the next non-MoE part. On a network wider than the exchanges use they hide behind the exchanges too. A step's
+  first gather and last reduce have less to hide behind: `total` shares that out over the layers, `steady` leaves it out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class StepCost:
     exposed_gather: float  # what of it no compute hides
     exposed_reduce: float
     non_moe: float
-    total: float
+    steady: float  # one more layer of many
+    total: float  # the layer's part of a whole step of the model's layers
     bound: float  # no order of these operators, however fine, is faster: the busiest rank or port
     migration: float = 0.0  # once, not in the total: moving homes with their optimizer state from `previous`
 
@@ -104,6 +106,7 @@ def cost_of(seconds: FloatArray, migration: float = 0.0) -> StepCost:
         exposed_gather=s[kernel.GATHER_LEFT],
         exposed_reduce=s[kernel.REDUCE_LEFT],
         non_moe=s[kernel.NON_MOE],
+        steady=s[kernel.STEADY],
         total=s[kernel.TOTAL],
         bound=s[kernel.BOUND],
         migration=migration,
@@ -155,6 +158,7 @@ def rates_of(
         overlap=bool(overlap),
         pipelined=bool(pipelined),
         backward=bool(backward),
+        layers=float(model.layers),
     )
 
 

@@ -14,7 +14,9 @@ from numba import njit
 NONE, SCALE_UP, SCALE_OUT, WAN = range(4)  # the widest network that an exchange uses
 
 # What `layer_seconds` gives back.
-DISPATCH, FORWARD, BACKWARD, GATHER, REDUCE, GATHER_LEFT, REDUCE_LEFT, NON_MOE, TOTAL, BOUND = range(10)
+DISPATCH, FORWARD, BACKWARD, GATHER, REDUCE, GATHER_LEFT, REDUCE_LEFT, NON_MOE, STEADY, TOTAL, BOUND = range(
+    11
+)
 
 
 class Ports(NamedTuple):
@@ -45,6 +47,7 @@ class Rates(NamedTuple):
     overlap: bool  # gather and reduce hide behind compute
     pipelined: bool  # the experts' compute hides behind the exchanges
     backward: bool  # False: the forward alone, as in inference
+    layers: float  # MoE layers of a step: its first gather and last reduce have less to hide behind
 
 
 @njit(cache=True)
@@ -270,22 +273,30 @@ def left_over(seconds, level, compute, exchanges):
 
 
 @njit(cache=True)
-def one_pass(exchange, level, compute, dense, moves, rates):
-    """(seconds, exposed) of one pass of a layer: dense part, exchange, experts, exchange; `moves`: gather or reduce."""
+def one_pass(exchange, level, compute, dense, moves, rates, last):
+    """(seconds, exposed, extra) of one pass of a layer: dense part, exchange, experts, exchange; `moves`: gather or reduce.
+
+    `extra`: what a step pays once more because its first gather, or (`last`) its last reduce, has less to hide behind.
+    """
     if not rates.overlap:
         left = moves.sum()
-        return dense + 2.0 * exchange + compute + left, left
+        return dense + 2.0 * exchange + compute + left, left, 0.0
     if rates.pipelined:
         left = left_over(moves, level, dense, 2.0 * exchange)
-        return dense + max(compute, 2.0 * exchange + left), left
+        moe = max(compute, 2.0 * exchange + left)
+        extra = max(compute, 2.0 * exchange) - moe + max(0.0, moves.sum() - dense) if last else 0.0
+        return dense + moe, left, extra
     left = left_over(moves, level, dense + compute, 2.0 * exchange)
-    return dense + 2.0 * exchange + compute + left, left
+    return dense + 2.0 * exchange + compute + left, left, left_over(moves, level, dense, exchange) - left
 
 
 @njit(cache=True)
 def compose(forms, both, level, loads, gather_both, rows_R, rates):
-    """The seconds of one MoE layer and the non-MoE part before it, in the steady state of many layers."""
-    out = np.zeros(10)
+    """The seconds of one MoE layer and the non-MoE part before it, by the names above.
+
+    STEADY: one more layer of many. TOTAL: a layer's part of a step of `rates.layers` layers, its two ends included.
+    """
+    out = np.zeros(11)
     exchange = fastest(forms, rates.row_bytes)
     ways = 2.0 if rates.backward else 1.0
     forward, before, after, busiest = 0.0, 0.0, 0.0, 0.0
@@ -298,16 +309,18 @@ def compose(forms, both, level, loads, gather_both, rows_R, rates):
             experts, dense = 3.0 * experts, dense + rates.non_moe_backward_R[r]
         busiest = max(busiest, experts + dense)
     gather = tier_seconds(loads, rates.gather_bytes)
-    seconds, left = one_pass(exchange, level, forward, before, gather, rates)
-    out[DISPATCH], out[FORWARD], out[NON_MOE], out[TOTAL] = exchange, forward, before + after, seconds
+    seconds, left, extra = one_pass(exchange, level, forward, before, gather, rates, False)
+    out[DISPATCH], out[FORWARD], out[NON_MOE], out[STEADY] = exchange, forward, before + after, seconds
     out[GATHER], out[GATHER_LEFT] = gather.sum(), left
     move = 0.5 * rates.gather_bytes  # each way a port carries at least half of what it carries both ways
     if rates.backward:
         reduce = tier_seconds(loads, rates.reduce_bytes)
-        seconds, left = one_pass(exchange, level, 2.0 * forward, after, reduce, rates)
+        seconds, left, more = one_pass(exchange, level, 2.0 * forward, after, reduce, rates, True)
         out[BACKWARD], out[REDUCE], out[REDUCE_LEFT] = 2.0 * forward, reduce.sum(), left
-        out[TOTAL] += seconds
+        out[STEADY] += seconds
+        extra += more
         move = min(rates.gather_bytes, rates.reduce_bytes)
+    out[TOTAL] = out[STEADY] + extra / rates.layers
     # In one direction a port carries its rows out and its rows in, once a pass; its gathers out and its reduces in.
     out[BOUND] = max(busiest, max(ways * both * rates.row_bytes, gather_both.max() * move))
     return out
