@@ -53,6 +53,7 @@ WORKLOADS: dict[str, tuple[str, float | None, Weights]] = {
     "sparse": ("share of pairs with any rows", 0.1, _sparse),
     "zipf": ("exponent over the destinations of a rank", 0.9, _zipf),
 }
+_MOST_ROWS = 2**40  # per rank: products of rows stay well inside 64 bits
 _LARGEST = {"hot": 1.0, "sparse": 1.0}
 
 
@@ -70,6 +71,10 @@ def workload(spec: str, num_ranks: int, *, mb: float, row_bytes: int = ROW_BYTES
         raise MoeyardError(f"megabytes per rank must be positive and finite, got {mb!r}")
     if row_bytes < 1:
         raise MoeyardError(f"row_bytes must be a whole number of at least 1, got {row_bytes!r}")
+    if mb * 1e6 / row_bytes > _MOST_ROWS:
+        raise MoeyardError(
+            f"{mb} MB per rank is more than 2**40 rows of {row_bytes} bytes; use less or larger rows"
+        )
     rows = round(mb * 1e6 / row_bytes)
     if rows < 1:
         raise MoeyardError(

@@ -139,6 +139,7 @@ def test_no_rows_at_all(call, tmp_path):
         (["h200", "zipf"], ["'h200'", "did you mean 'h200-4x8'?"]),
         (["missing.toml", "zipf"], ["missing.toml", "No such file"]),
         (["h200-2x8", "missing.npy"], ["missing.npy", "No such file"]),
+        (["h200-2x8", "t.json"], ["t.json", ".npy, .npz or .csv"]),
         (["h200-2x8", "zip"], ["'zip'", "did you mean 'zipf'?"]),
         (["h200-2x8", "zipf:x"], ["zipf:x", "zipf:0.9"]),
         (["h200-2x8", "sparse:2"], ["sparse:2", "from 0 to 1"]),

@@ -328,8 +328,9 @@ def test_a_trace_survives_its_file_and_gives_a_demand_per_record_and_layer(tmp_p
 
 def test_a_trace_is_not_taken_for_traffic_nor_the_reverse(tmp_path):
     save_trace(Trace(counts((1, 1, 2, 2))), tmp_path / "r.npz")
-    with pytest.raises(InvalidFile, match="load_trace"):
+    with pytest.raises(InvalidFile, match="load_trace") as error:
         load_traffic(tmp_path / "r.npz")
+    assert message(error).count("r.npz") == 1
     save_demand(Demand(counts((2, 2))), tmp_path / "d.npz")
     with pytest.raises(InvalidFile, match="no array 'counts'"):
         load_trace(tmp_path / "d.npz")

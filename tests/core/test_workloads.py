@@ -66,6 +66,7 @@ def test_seeds_differ_where_there_is_chance(name):
         ("random", {"mb": 0.0}, "positive"),
         ("random", {"mb": np.inf}, "positive"),
         ("random", {"mb": 1e-9}, "less than one row"),
+        ("random", {"mb": 1e300}, "2**40"),
         ("random", {"row_bytes": 0}, "row_bytes"),
     ],
 )

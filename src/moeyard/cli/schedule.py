@@ -64,7 +64,7 @@ def run(
 
 def read_traffic(cluster: Cluster, source: str, mb: float, row_bytes: int | None, seed: int) -> Traffic:
     """From a file if it looks like one, else a workload by name."""
-    if Path(source).suffix in (".npy", ".npz", ".csv") or "/" in source:
+    if "." in source.partition(":")[0] or "/" in source:
         return load_traffic(source, row_bytes)
     size = ROW_BYTES if row_bytes is None else row_bytes
     return workload(source, cluster.num_ranks, mb=mb, row_bytes=size, seed=seed)

@@ -27,15 +27,16 @@ def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
     arrays = _read_arrays(path)
     if row_bytes is None:
         row_bytes = _scalar(path, arrays, "row_bytes", ROW_BYTES)
+    rows = _rows(path, arrays)
     with named(path):
-        return Traffic(_rows(path, arrays), row_bytes)
+        return Traffic(rows, row_bytes)
 
 
 def load_demand(path: PathLike) -> Demand:
     """rows[rank, expert] from .npy, .npz or .csv."""
-    arrays = _read_arrays(path)
+    rows = _rows(path, _read_arrays(path))
     with named(path):
-        return Demand(_rows(path, arrays))
+        return Demand(rows)
 
 
 def load_trace(path: PathLike) -> Trace:
