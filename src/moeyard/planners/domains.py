@@ -7,12 +7,16 @@ Plain expert parallelism is the partition (1, 1, 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
 
 import numpy as np
 
 from moeyard.arrays import BoolArray, FloatArray, IntArray
+from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.cost import StepCost, cost_of, ports_of, rates_of
 from moeyard.demand import Demand
@@ -24,8 +28,14 @@ from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN
 from moeyard.planners.static import static_homes
+from moeyard.sim.step import simulate_step
 
+Score = Callable[[Placement], float]
 Sizes = tuple[int, int, int]  # datacenters, nodes of each, ranks of each that make one domain
+
+
+REHEARSE = 64  # ranks up to which the best few partitions are simulated
+SLACK = 0.85  # no simulated step was seen below this part of its closed form
 
 
 def plan_domains(
@@ -34,28 +44,19 @@ def plan_domains(
     *,
     slots: int | None = None,
     model: ModelSpec | None = None,
-    compression: float = 1.0,
-    overlap: bool = True,
-    pipelined: bool = False,
-    backward: bool = True,
-    home_E: IntArray | None = None,
+    rehearse: bool | None = None,
+    **options: Any,
 ) -> Placement:
-    """The cheapest partition into equal domains that fits the slots, by `step_cost` with rows assigned `local_first`.
+    """The cheapest partition into equal domains that fits the slots, rows assigned `local_first`.
 
-    Exact over all divisors per level: partitions are tried in the order of a lower bound, until no bound is below the
-    best. Skew, latency, shared uplinks, the gradient reduce and compression are in the cost. Ties go to fewer copies.
+    By `search_domains`. Up to 64 ranks (or if `rehearse`) the partitions that might be best are then compared by a whole
+    simulated step: domains are chosen once, before training, so there is time for it.
     """
-    found = search_domains(
-        cluster,
-        demand,
-        slots=slots,
-        model=model,
-        compression=compression,
-        overlap=overlap,
-        pipelined=pipelined,
-        backward=backward,
-        home_E=home_E,
-    )
+    model = model or STAND_IN
+    score = None
+    if rehearse or (rehearse is None and cluster.num_ranks <= REHEARSE):
+        score = _rehearsal(cluster, demand, model, options)
+    found = search_domains(cluster, demand, slots=slots, model=model, score=score, **options)
     return domain_placement(cluster, found.home_E, found.sizes)
 
 
@@ -81,29 +82,64 @@ def search_domains(
     pipelined: bool = False,
     backward: bool = True,
     home_E: IntArray | None = None,
+    score: Score | None = None,
 ) -> Partition:
-    """`plan_domains`, with the figures behind its choice."""
-    model = model or STAND_IN
+    """The partition with the least `step_cost`, exact over all divisors per level.
+
+    Partitions are tried in the order of a lower bound, until no bound is below the best. Skew, latency, shared uplinks, the
+    gradient reduce and compression are in the cost. Ties go to smaller domains. With `score`, the cheapest ones are scored by
+    it, as long as their cost leaves a chance.
+    """
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidPlacement(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; they must agree"
         )
     homes = static_homes(demand.num_experts, cluster.num_ranks) if home_E is None else home_E
     rates = rates_of(
-        cluster, model, compression=compression, overlap=overlap, pipelined=pipelined, backward=backward
+        cluster,
+        model or STAND_IN,
+        compression=compression,
+        overlap=overlap,
+        pipelined=pipelined,
+        backward=backward,
     )
     search = _Search(cluster, demand, homes, rates, ports_of(cluster))
     possible = [sizes for sizes in partitions(cluster) if slots is None or search.slots(sizes) <= slots]
-    order = sorted((search.bound(sizes), int(np.prod(sizes)), sizes) for sizes in possible)
+    best, scored = _least(possible, search.bound, search.total, 1.0)
+    if score is not None:
+        best, scored = _least(possible, search.total, partial(_scored, score, cluster, homes), SLACK)
+    return Partition(best, homes, cost_of(search.seconds(best)), len(possible), scored)
+
+
+def _least(
+    choices: list[Sizes], bound: Callable[[Sizes], float], cost: Callable[[Sizes], float], slack: float
+) -> tuple[Sizes, int]:
+    """(the choice of least cost, how many costs were asked for), given that bound * slack <= cost."""
     best: tuple[float, int, Sizes] | None = None
     scored = 0
-    for bound, copies, sizes in order:
-        if best is not None and bound > best[0]:
+    for low, members, sizes in sorted((bound(sizes), prod(sizes), sizes) for sizes in choices):
+        if best is not None and low * slack > best[0]:
             break
         scored += 1
-        best = min(best or (np.inf, 0, sizes), (search.seconds(sizes)[kernel.TOTAL], copies, sizes))
+        this = (cost(sizes), members, sizes)
+        best = this if best is None else min(best, this)
     assert best is not None  # (1, 1, 1) needs no slots
-    return Partition(best[2], homes, cost_of(search.seconds(best[2])), len(possible), scored)
+    return best[2], scored
+
+
+def _scored(score: Score, cluster: Cluster, home_E: IntArray, sizes: Sizes) -> float:
+    return score(domain_placement(cluster, home_E, sizes))
+
+
+def _rehearsal(cluster: Cluster, demand: Demand, model: ModelSpec, options: dict[str, Any]) -> Score:
+    """Seconds of a whole simulated step."""
+    given = {name: value for name, value in options.items() if name != "home_E"}
+
+    def seconds(placement: Placement) -> float:
+        assignment = assign(cluster, demand, placement, "local_first")
+        return simulate_step(cluster, model, placement, assignment, **given).makespan
+
+    return seconds
 
 
 def partitions(cluster: Cluster) -> Iterator[Sizes]:
@@ -158,6 +194,9 @@ class _Search:
                     forms, both, level, *self.gather(these), computed, self.rates
                 )
         return self.known[sizes]
+
+    def total(self, sizes: Sizes) -> float:
+        return float(self.seconds(sizes)[kernel.TOTAL])
 
     def bound(self, sizes: Sizes) -> float:
         """A time not above `seconds`, from totals: what leaves nodes and datacenters is exact, what enters a domain is
