@@ -42,15 +42,17 @@ def _local_first(cluster: Cluster, demand: Demand, placement: Placement) -> IntA
 def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """Every host of an expert serves the same number of its rows, near sources first."""
     ptr, host = kernel.hosts_of(placement.hosts_ER)
+    rows_ER = np.ascontiguousarray(demand.rows.T)
     share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
-    return kernel.assign_shares(demand.rows, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
+    return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
 
 def _quota(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
     ptr, host = kernel.hosts_of(placement.hosts_ER)
-    share, _ = quota_shares(demand.rows, ptr, host, cluster.speed, *_group_sizes(cluster), 1.0)
-    return kernel.assign_shares(demand.rows, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
+    rows_ER = np.ascontiguousarray(demand.rows.T)
+    share, _ = quota_shares(rows_ER, ptr, host, cluster.speed, *_group_sizes(cluster), 1.0)
+    return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
 
 ASSIGNERS: dict[str, Policy] = {

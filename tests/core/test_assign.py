@@ -114,10 +114,11 @@ def test_sums_agree_with_runs(job):
     cluster, demand, placement = job
     sizes = (cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter)
     ptr, host = kernel.hosts_of(placement.hosts_ER)
-    nearest = kernel.served_nearest(demand.rows, ptr, host, *sizes)
+    rows_ER = np.ascontiguousarray(demand.rows.T)
+    nearest = kernel.served_nearest(rows_ER, ptr, host, *sizes)
     assert (nearest == assign(cluster, demand, placement, "local_first").rows_RR).all()
     share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
-    even = kernel.served_shares(demand.rows, ptr, host, share, *sizes)
+    even = kernel.served_shares(rows_ER, ptr, host, share, *sizes)
     assert (even == assign(cluster, demand, placement, "even").rows_RR).all()
 
 

@@ -110,15 +110,11 @@ def _portions(left, first, last, total, want, start, out):
 
 
 @njit(cache=True)
-def _match(e, left_R, hosts, left_K, low, high, take, give, listed, found, runs, n, rows_RR):
-    """Match what is left of the sources and hosts in ranks [low, high), each in proportion.
+def _match(e, left_R, hosts, left_K, low, high, first, last, take, give, listed, found, runs, n, into_RR):
+    """Match what is left of the sources in ranks [low, high) and of the hosts [first, last), each in proportion.
 
-    Appends runs if they are `listed`, else only adds to rows[src, host].
+    Appends runs if they are `listed`, else only adds to rows[host, src].
     """
-    first = np.searchsorted(hosts, low)
-    last = np.searchsorted(hosts, high)
-    if first == last:
-        return n
     rows = np.int64(0)
     for r in range(low, high):
         rows += left_R[r]
@@ -141,7 +137,7 @@ def _match(e, left_R, hosts, left_K, low, high, take, give, listed, found, runs,
             give[k] -= m
             left_K[k] -= m
             if not listed:
-                rows_RR[r, hosts[k]] += m
+                into_RR[hosts[k], r] += m
                 continue
             if found[r, k] < 0:
                 found[r, k] = n
@@ -180,9 +176,9 @@ def _sorted_runs(runs, n, ranks, experts):
 
 
 @njit(cache=True)
-def _share_out(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, listed, runs, rows_RR):
+def _share_out(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, listed, runs, into_RR):
     """`assign_shares`, as unsorted runs (how many: the answer) or as sums over experts."""
-    ranks, experts = rows_RE.shape
+    experts, ranks = rows_ER.shape
     most = 0
     for e in range(experts):
         most = max(most, ptr_E[e + 1] - ptr_E[e])
@@ -195,17 +191,19 @@ def _share_out(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, list
     for e in range(experts):
         hosts = host_X[ptr_E[e] : ptr_E[e + 1]]
         if len(hosts) == 1:
+            if not listed:
+                for r in range(ranks):
+                    into_RR[hosts[0], r] += rows_ER[e, r]
+                continue
             for r in range(ranks):
-                if not listed:
-                    rows_RR[r, hosts[0]] += rows_RE[r, e]
-                elif rows_RE[r, e] > 0:
-                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_RE[r, e]
+                if rows_ER[e, r] > 0:
+                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_ER[e, r]
                     n += 1
             continue
         left_K = left_X[ptr_E[e] : ptr_E[e + 1]]
         left = np.int64(0)
         for r in range(ranks):
-            left_R[r] = rows_RE[r, e]
+            left_R[r] = rows_ER[e, r]
             left += left_R[r]
         if listed:
             found[:, : len(hosts)] = -1
@@ -222,67 +220,78 @@ def _share_out(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, list
                 runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, r, m
                 n += 1
             else:
-                rows_RR[r, r] += m
+                into_RR[r, r] += m
         if left == 0:
             continue
         for size in (node_size, datacenter_size, ranks):
-            for low in range(0, ranks, size):
+            first = 0
+            while first < len(hosts):
+                low = hosts[first] // size * size
+                last = first + 1
+                while last < len(hosts) and hosts[last] < low + size:
+                    last += 1
                 n = _match(
-                    e, left_R, hosts, left_K, low, low + size, take, give, listed, found, runs, n, rows_RR
+                    e,
+                    left_R,
+                    hosts,
+                    left_K,
+                    low,
+                    low + size,
+                    first,
+                    last,
+                    take,
+                    give,
+                    listed,
+                    found,
+                    runs,
+                    n,
+                    into_RR,
                 )
+                first = last
     return n
 
 
 @njit(cache=True)
-def assign_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
+def assign_shares(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size):
     """Rows to hosts so that each host gets its share and as few rows as possible leave their rank, node, datacenter.
 
     Nearest groups are matched first, which is optimal because the groups nest; inside a group every source has the
     same part of the near room, so that no nic is favoured.
     """
-    ranks, experts = rows_RE.shape
+    experts, ranks = rows_ER.shape
     room = 0
     for e in range(experts):
         k = ptr_E[e + 1] - ptr_E[e]
         room += ranks if k == 1 else min(ranks * k, 4 * (ranks + k))
     runs = np.empty((4, room), np.int64)
     n = _share_out(
-        rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size, True, runs, np.empty((0, 0), np.int64)
+        rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, True, runs, np.empty((0, 0), np.int64)
     )
     return _sorted_runs(runs, n, ranks, experts)
 
 
 @njit(cache=True)
-def served_shares(rows_RE, ptr_E, host_X, share_X, node_size, datacenter_size):
+def served_shares(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size):
     """rows[src, host] of `assign_shares`."""
-    ranks = len(rows_RE)
-    rows_RR = np.zeros((ranks, ranks), np.int64)
-    _share_out(
-        rows_RE,
-        ptr_E,
-        host_X,
-        share_X,
-        node_size,
-        datacenter_size,
-        False,
-        np.empty((4, 0), np.int64),
-        rows_RR,
-    )
-    return rows_RR
+    ranks = rows_ER.shape[1]
+    into_RR = np.zeros((ranks, ranks), np.int64)
+    no_runs = np.empty((4, 0), np.int64)
+    _share_out(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, False, no_runs, into_RR)
+    return np.ascontiguousarray(into_RR.T)
 
 
 @njit(cache=True)
-def served_nearest(rows_RE, ptr_E, host_X, node_size, datacenter_size):
+def served_nearest(rows_ER, ptr_E, host_X, node_size, datacenter_size):
     """rows[src, host] of `assign_nearest`."""
-    ranks, experts = rows_RE.shape
-    rows_RR = np.zeros((ranks, ranks), np.int64)
+    experts, ranks = rows_ER.shape
+    into_RR = np.zeros((ranks, ranks), np.int64)  # [host, src]: contiguous in the inner loop
     first_S = np.empty(ranks, np.int64)
     last_S = np.empty(ranks, np.int64)
     for e in range(experts):
         if ptr_E[e + 1] - ptr_E[e] == 1:
             host = host_X[ptr_E[e]]
             for r in range(ranks):
-                rows_RR[r, host] += rows_RE[r, e]
+                into_RR[host, r] += rows_ER[e, r]
             continue
         first_S[:] = ptr_E[e]
         last_S[:] = ptr_E[e + 1]
@@ -299,5 +308,5 @@ def served_nearest(rows_RE, ptr_E, host_X, node_size, datacenter_size):
                 x = last
         for r in range(ranks):
             host = host_X[first_S[r] + r % (last_S[r] - first_S[r])]
-            rows_RR[r, host] += rows_RE[r, e]
-    return rows_RR
+            into_RR[host, r] += rows_ER[e, r]
+    return np.ascontiguousarray(into_RR.T)

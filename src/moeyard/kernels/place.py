@@ -153,14 +153,14 @@ def _spread(e, rows_RE, home_E, left_out, free_R, hosts_ER, computed_R, received
     """Copy e to all ranks but the `left_out` that send it least (ties: the higher id stays out) and those without a slot."""
     ranks = len(free_R)
     home = home_E[e]
-    order = np.argsort(rows_RE[::-1, e], kind="mergesort")  # of equal senders the higher id comes first
     skip = np.zeros(ranks, np.bool_)
-    skipped = 0
-    for i in order:
-        r = ranks - 1 - i
-        if skipped < left_out and r != home:
-            skip[r] = True
-            skipped += 1
+    if left_out > 0:
+        skipped = 0
+        for i in np.argsort(rows_RE[::-1, e], kind="mergesort"):  # of equal senders the higher id comes first
+            r = ranks - 1 - i
+            if skipped < left_out and r != home:
+                skip[r] = True
+                skipped += 1
     for r in range(ranks):
         if r == home or skip[r] or free_R[r] == 0:
             continue

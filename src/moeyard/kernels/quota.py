@@ -50,9 +50,9 @@ def least_threshold(need, chosen_R, speed_R):
 
 
 @njit(cache=True)
-def _prefill(rows_RE, rows_E, ptr_E, host_X, cap_R, node_size, datacenter_size, share_X, load_R, excess_E):
+def _prefill(rows_ER, rows_E, ptr_E, host_X, cap_R, node_size, datacenter_size, share_X, load_R, excess_E):
     """Rows to near hosts while these have room: own rank, node, datacenter."""
-    ranks, experts = rows_RE.shape
+    experts, ranks = rows_ER.shape
     load_R[:] = 0
     share_X[:] = 0
     for e in range(experts):
@@ -78,7 +78,7 @@ def _prefill(rows_RE, rows_E, ptr_E, host_X, cap_R, node_size, datacenter_size, 
                     last += 1
                 rows = np.int64(0)
                 for r in range(group * size, (group + 1) * size):
-                    rows += rows_RE[r, e]
+                    rows += rows_ER[e, r]
                 want = min(max(0, rows - served), min(room, excess_E[e]))
                 left = want
                 for x in range(k, last):  # in proportion to the room, the last ones take what rounding left
@@ -151,12 +151,12 @@ def _augment(
 
 
 @njit(cache=True)
-def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size, slack):
+def quota_shares(rows_ER, ptr_E, host_X, speed_R, node_size, datacenter_size, slack):
     """(share_X, threshold): the split with the least maximum of rows / speed, near hosts preferred.
 
     slack >= 1: the maximum may be up to `slack` times what a perfect balance needs, where that serves rows nearer.
     """
-    ranks, experts = rows_RE.shape
+    experts, ranks = rows_ER.shape
     edges = ptr_E[experts]
     expert_X = np.empty(edges, np.int64)
     rank_ptr = np.zeros(ranks + 1, np.int64)
@@ -172,9 +172,9 @@ def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size, sl
         rank_edge[place[host_X[x]]] = x
         place[host_X[x]] += 1
     rows_E = np.zeros(experts, np.int64)
-    for r in range(ranks):
-        for e in range(experts):
-            rows_E[e] += rows_RE[r, e]
+    for e in range(experts):
+        for r in range(ranks):
+            rows_E[e] += rows_ER[e, r]
     chosen = np.zeros(ranks, np.bool_)
     load = np.zeros(ranks, np.int64)
     for r in range(ranks):
@@ -200,7 +200,7 @@ def quota_shares(rows_RE, ptr_E, host_X, speed_R, node_size, datacenter_size, sl
         start = threshold
         for r in range(ranks):
             cap[r] = capacity(threshold, speed_R[r])
-        _prefill(rows_RE, rows_E, ptr_E, host_X, cap, node_size, datacenter_size, share, load, excess)
+        _prefill(rows_ER, rows_E, ptr_E, host_X, cap, node_size, datacenter_size, share, load, excess)
         for e in range(experts):
             while excess[e] > 0:
                 if _augment(

@@ -9,6 +9,7 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.planners.auto import plan_auto
 from moeyard.planners.balanced import plan_balanced
 from moeyard.planners.domains import plan_domains
 from moeyard.planners.prophet import plan_prophet
@@ -32,6 +33,7 @@ PLANNERS: dict[str, Planner] = {
     "balanced": plan_balanced,
     "quota": plan_quota,
     "domains": plan_domains,
+    "auto": plan_auto,
 }
 
 
@@ -52,7 +54,6 @@ def place(
         raise InvalidPlacement(
             f"slots is {slots}; give zero or more replica slots per rank, or None for no cap"
         )
-    name = "static" if planner == "auto" and "auto" not in PLANNERS else planner
-    if name not in PLANNERS:
+    if planner not in PLANNERS:
         raise UnknownName.of("planner", planner, PLANNERS)
-    return PLANNERS[name](cluster, demand, slots=slots, model=model)
+    return PLANNERS[planner](cluster, demand, slots=slots, model=model)

@@ -11,6 +11,8 @@ from moeyard.kernels.pack import pack, replicate
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 
+SWAPS = 64  # off the slowest rank, after packing
+
 
 def plan_balanced(
     cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
@@ -41,7 +43,7 @@ def _pack(cluster: Cluster, demand: Demand, copies: int, per_rank: int) -> tuple
     room = np.tile(np.array([-(-experts // ranks), per_rank]), (ranks, 1))
     weight_I = (rows_E / count_E)[expert_I]
     slow_R = 1.0 / cluster.speed
-    rank_I, load_R = pack(weight_I, expert_I, kind_I, room, slow_R, experts, 0.0, 2 * len(expert_I))
+    rank_I, load_R = pack(weight_I, expert_I, kind_I, room, slow_R, experts, 0.0, SWAPS)
     hosts: BoolArray = np.zeros((experts, ranks), dtype=np.bool_)
     placed = rank_I >= 0  # a replica that fits nowhere is left out
     hosts[expert_I[placed], rank_I[placed]] = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
@@ -35,17 +35,30 @@ def plan_prophet(
     ranks = cluster.num_ranks
     if left_out is not None and not 0 <= left_out < ranks:
         raise InvalidPlacement(f"left_out is {left_out}; leave out 0 to {ranks - 1} of {ranks} ranks")
-    homes = static_homes(demand.num_experts, ranks)
-    times = model_times(cluster, model or STAND_IN, overlap=overlap)
+    tries = sorted({0, ranks // 4, ranks // 2, 3 * ranks // 4}) if left_out is None else [left_out]
+    return prophet_of(cluster, demand, slots, model or STAND_IN, tries, alpha=alpha, overlap=overlap)
+
+
+def prophet_of(
+    cluster: Cluster,
+    demand: Demand,
+    slots: int | None,
+    model: ModelSpec,
+    tries: Sequence[int],
+    *,
+    alpha: float = BALANCED,
+    overlap: bool = True,
+) -> Placement:
+    """The best of the greedy placements that leave out so many ranks."""
+    homes = static_homes(demand.num_experts, cluster.num_ranks)
+    times = model_times(cluster, model, overlap=overlap)
     tolerance = alpha * float(demand.rows.sum()) / demand.num_experts
-    best_time, best_hosts = math.inf, None
-    for n in sorted({0, ranks // 4, ranks // 2, 3 * ranks // 4}) if left_out is None else [left_out]:
-        hosts, time = greedy_hosts(
-            demand.rows, homes, cluster.speed, n, tolerance, slot_cap(demand, slots), times, by_rank=True
-        )
-        if time < best_time:
-            best_time, best_hosts = time, hosts
-    return Placement(homes, best_hosts, "prophet")  # type: ignore[arg-type]  # the first try always counts
+    found = [
+        greedy_hosts(demand.rows, homes, cluster.speed, n, tolerance, slot_cap(demand, slots), times, True)
+        for n in tries
+    ]
+    hosts, _ = min(found, key=lambda one: one[1])
+    return Placement(homes, hosts, "prophet")
 
 
 def model_times(cluster: Cluster, model: ModelSpec, *, overlap: bool) -> Times:
