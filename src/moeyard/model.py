@@ -53,7 +53,12 @@ class ModelSpec:
         return self.expert_flops / self.flops
 
     def but(self, **changes: object) -> ModelSpec:
-        """The same model with some fields changed."""
+        """The same model with some fields changed. Gradient and optimizer bytes left at their defaults follow expert_bytes."""
+        if "expert_bytes" in changes:
+            if self.gradient_bytes == self.expert_bytes:
+                changes.setdefault("gradient_bytes", 0)
+            if self.optimizer_bytes == 6 * self.expert_bytes:
+                changes.setdefault("optimizer_bytes", -1)
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
