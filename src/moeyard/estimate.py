@@ -26,7 +26,7 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
     form = schedule.form
     if isinstance(form, Lanes) and cluster is schedule.cluster:
         return estimate_lanes(form)
-    if isinstance(form, Blocks) and cluster is schedule.cluster:
+    if isinstance(form, Blocks) and not form.hashed and cluster is schedule.cluster:
         return form.seconds()
     return estimate_listed(cluster, schedule)
 
@@ -76,7 +76,7 @@ def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     with np.errstate(divide="ignore"):
         solo = size / rate
     seconds = message_seconds(
-        stage_ptr, out_port, in_port, wan_out, wan_in, solo, size / wan.bandwidth, np.ones(len(size)), latency,
+        stage_ptr, out_port, in_port, wan_out, wan_in, solo, size / wan.bandwidth, 1.0, latency,
         first + 2 * cluster.datacenters, across, law(cluster),
     )  # fmt: skip
     return float(makespan(stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, ranks))

@@ -20,11 +20,11 @@ def lower(schedule: Schedule, rank: int) -> Program:
     if not 0 <= rank < schedule.traffic.num_ranks:
         raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
     sends, receives = schedule.sends(rank), schedule.receives(rank)
-    inputs, outputs = schedule.traffic.input_offsets(rank), schedule.traffic.output_offsets(rank)
     stages = schedule.stages
-    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, relay_rows, lost = (
-        lower_tables(sends, receives, rank, inputs, outputs, len(stages), stages.after_ptr, stages.after)
+    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lower_tables(
+        sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
     )
+    input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:
         stage, _, dst, origin, target, start, count = sends[lost].tolist()
         raise InvalidSchedule(
@@ -33,9 +33,9 @@ def lower(schedule: Schedule, rank: int) -> Program:
         )
     return Program(
         rank=rank,
-        input_rows=int(inputs[-1]),
-        relay_rows=int(relay_rows),
-        output_rows=int(outputs[-1]),
+        input_rows=input_rows,
+        relay_rows=relay_rows,
+        output_rows=output_rows,
         stage_S=frozen(own),
         scale_out_S=frozen(stages.scale_out[own]),
         after_ptr=frozen(after_ptr),
@@ -48,8 +48,8 @@ def lower(schedule: Schedule, rank: int) -> Program:
         run_space=frozen(space),
         run_offset=frozen(offset),
         run_rows=frozen(length),
-        keep_input=int(inputs[rank]),
-        keep_output=int(outputs[rank]),
+        keep_input=keep_input,
+        keep_output=keep_output,
         keep_rows=int(schedule.traffic.rows[rank, rank]),
     )
 

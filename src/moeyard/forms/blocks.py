@@ -12,7 +12,7 @@ from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.kernels.blocks import block_loads, block_receives, block_sends, wire_seconds
-from moeyard.kernels.tables import sort_messages
+from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
@@ -70,25 +70,25 @@ class Blocks:
         return Stages(scale_out, frozen(ptr), frozen(np.array([q for qs in names for q in qs], dtype=np.int64)))
 
     def sends(self, rank: int) -> IntArray:
-        return self._part(block_sends, rank)
+        return self._part(block_sends, rank, DST)
 
     def receives(self, rank: int) -> IntArray:
-        return self._part(block_receives, rank)
+        return self._part(block_receives, rank, SRC)
 
     def table(self) -> IntArray:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
-        return frozen(sort_messages(np.concatenate(parts), len(self.stages), self.num_ranks))
+        return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
     def _routing(self) -> tuple[Any, ...]:
         return self.hashed, self.alive, self.detour, self.cluster.lanes[0], self.cluster.carrier_M
 
-    def _part(self, kernel: Any, rank: int) -> IntArray:
+    def _part(self, kernel: Any, rank: int, peer: int) -> IntArray:
         room = 4 * self.num_ranks
         while True:
             out: IntArray = np.empty((room, 7), np.int64)
             n = kernel(out, rank, self.traffic.rows, self.cluster.ranks_per_node, self._numbers, *self._routing())
             if n <= room:
-                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks))
+                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks, peer))
             room = n
 
     def seconds(self) -> float:

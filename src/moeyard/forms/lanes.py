@@ -14,7 +14,7 @@ from moeyard.errors import InvalidSchedule
 from moeyard.kernels.estimate import pair_loads, scale_up_ratios
 from moeyard.kernels.lanes import first_lanes, lane_receives, lane_sends, pair_sums
 from moeyard.kernels.stages import assemble
-from moeyard.kernels.tables import sort_messages
+from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
@@ -54,14 +54,12 @@ class Pairs:
 
     @cached_property
     def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Per node: balance time over sending time, spread time over receiving time (both kept within [1/4, 1]), and the
-        share of the rows that crosses in two latencies: finer batches are not worth their latency."""
+        """Per node: how the batches of its balance and spread grow, and the finest of them; see `scale_up_ratios`."""
         row, cluster = float(self.traffic.row_bytes), self.cluster
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
-        early, late, wire = scale_up_ratios(self.rows_NN, self.loads, up, out)
-        latency = 2 * max(cluster.scale_up.latency, cluster.scale_out.latency)
-        finest = np.clip(latency / np.maximum(wire, 1e-300), 1 / 48, 1.0)
-        return np.clip(early, 0.25, 1.0), np.clip(late, 0.25, 1.0), finest
+        latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
+        early, late, finest = scale_up_ratios(self.rows_NN, self.loads, up, out, latency)
+        return early, late, finest
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,16 +82,16 @@ class Lanes:
         return self.pairs.cluster.num_ranks
 
     def sends(self, rank: int) -> IntArray:
-        return self._part(lane_sends, rank)
+        return self._part(lane_sends, rank, DST)
 
     def receives(self, rank: int) -> IntArray:
-        return self._part(lane_receives, rank)
+        return self._part(lane_receives, rank, SRC)
 
     def table(self) -> IntArray:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
-        return frozen(sort_messages(np.concatenate(parts), len(self.stages), self.num_ranks))
+        return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
-    def _part(self, kernel: Any, rank: int) -> IntArray:
+    def _part(self, kernel: Any, rank: int, peer: int) -> IntArray:
         pairs, cluster = self.pairs, self.pairs.cluster
         to, weight = cluster.lanes
         room = 64 + 2 * cluster.ranks_per_node + (len(self.stage) * 8 + 32) // cluster.nodes * cluster.ranks_per_node
@@ -104,7 +102,7 @@ class Lanes:
                 self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance, self.spread,
             )  # fmt: skip
             if n <= room:
-                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks))
+                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks, peer))
             room = n
 
 

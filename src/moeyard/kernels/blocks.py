@@ -11,7 +11,7 @@ from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _hashed(i, j):
     """A fixed, well-mixed number of a rank pair."""
     x = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(j) * np.uint64(0xC2B2AE3D27D4EB4F)
@@ -49,7 +49,15 @@ def via(i, j, per, hashed, alive, detour, to_NNM, carrier):
 def _put(out, n, stage, src, dst, origin, target, rows):
     if n < len(out):
         t = out[n]
-        t[STAGE], t[SRC], t[DST], t[ORIGIN], t[TARGET], t[START], t[ROWS] = stage, src, dst, origin, target, 0, rows
+        t[STAGE], t[SRC], t[DST], t[ORIGIN], t[TARGET], t[START], t[ROWS] = (
+            stage,
+            src,
+            dst,
+            origin,
+            target,
+            0,
+            rows,
+        )
     return n + 1
 
 

@@ -13,39 +13,61 @@ from numba import njit
 from moeyard.kernels.lanes import UNIT, quotas
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def factor(flows, loss, knee, ceiling):
     return min(ceiling, 1.0 + loss * max(0.0, flows - knee))
 
 
 @njit(cache=True)
-def _share(seconds, ids, solo, weight, loss, knee, ceiling):
-    """Raise seconds[e] of the messages `ids` of one port to when each is through, all starting together.
+def _share(seconds, ids, begin, end, solo, weight, law, bins):
+    """Raise seconds[e] of the messages ids[begin:end] of one port to when each is through, all starting together.
 
-    solo[e]: its time alone; weight[e]: the flows that it counts for.
+    solo[e]: its time alone; each counts for `weight` flows. Many messages are sorted into `bins` by size, few exactly.
     """
-    flows = 0.0
-    for e in ids:
-        flows += weight[e]
-    if len(ids) == 1:
-        e = ids[0]
-        seconds[e] = max(seconds[e], solo[e] * factor(flows, loss, knee, ceiling))
+    loss, knee, ceiling = law
+    n = end - begin
+    if n <= 12:
+        for i in range(begin + 1, end):  # insertion sort by size
+            e = ids[i]
+            j = i
+            while j > begin and solo[ids[j - 1]] > solo[e]:
+                ids[j] = ids[j - 1]
+                j -= 1
+            ids[j] = e
+        now, sent = 0.0, 0.0
+        for i in range(begin, end):
+            e = ids[i]
+            flows = end - i
+            now += (solo[e] - sent) * flows * factor(flows * weight, loss, knee, ceiling)
+            sent = solo[e]
+            seconds[e] = max(seconds[e], now)
         return
-    each = np.empty(len(ids))
-    for i in range(len(ids)):
-        each[i] = solo[ids[i]] / weight[ids[i]]
-    now = 0.0
-    sent = 0.0
-    for i in np.argsort(each):
+    most = 0.0
+    for i in range(begin, end):
+        most = max(most, solo[ids[i]])
+    if most == 0.0:
+        return
+    bins[:] = 0.0
+    top = bins.shape[1] - 1
+    for i in range(begin, end):
+        b = int(solo[ids[i]] / most * top)
+        bins[0, b] += 1
+        bins[1, b] += solo[ids[i]]
+    # In bin b, those above it send a full width more, its own members their mean part of it.
+    flows, now, width = n, 0.0, most / top
+    for b in range(top + 1):
+        inside = bins[1, b] - bins[0, b] * b * width
+        work = (flows - bins[0, b]) * width + inside
+        now += work * factor((flows - 0.5 * bins[0, b]) * weight, loss, knee, ceiling)
+        flows -= bins[0, b]
+        bins[1, b] = now
+    for i in range(begin, end):
         e = ids[i]
-        now += (each[i] - sent) * flows * factor(flows, loss, knee, ceiling)
-        sent = each[i]
-        flows -= weight[e]
-        seconds[e] = max(seconds[e], now)
+        seconds[e] = max(seconds[e], bins[1, int(solo[e] / most * top)])
 
 
 @njit(cache=True)
-def _share_all(lo, hi, port, ports, seconds, solo, weight, loss, knee, ceiling):
+def _share_all(lo, hi, port, ports, seconds, solo, weight, law):
     """`_share` for every port among entries lo..hi; port -1 is none."""
     count = np.zeros(ports + 1, np.int64)
     for e in range(lo, hi):
@@ -59,9 +81,10 @@ def _share_all(lo, hi, port, ports, seconds, solo, weight, loss, knee, ceiling):
         if port[e] >= 0:
             ids[at[port[e]]] = e
             at[port[e]] += 1
+    bins = np.zeros((2, 33))
     for p in range(ports):
         if count[p] < count[p + 1]:
-            _share(seconds, ids[count[p] : count[p + 1]], solo, weight, loss, knee, ceiling)
+            _share(seconds, ids, count[p], count[p + 1], solo, weight, law, bins)
 
 
 @njit(cache=True)
@@ -100,11 +123,13 @@ def makespan(stage_ptr, src, dst, seconds, after_ptr, after, units):
 
 
 @njit(cache=True)
-def message_seconds(stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, ports, contended, law):
-    """Seconds of each message from its start, within its stage. contended[e]: the law holds on its first two ports."""
-    loss, knee, ceiling = law
+def message_seconds(
+    stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, ports, contended, law
+):
+    """Seconds of each message from its start, within its stage. contended[e]: the law holds on its first two ports;
+    on wan ports it counts for `flows`."""
+    free = (0.0, law[1], law[2])
     seconds = np.zeros(len(solo))
-    one = np.ones(len(solo))
     used = np.full(ports, -1, np.int64)
     for s in range(len(stage_ptr) - 1):
         lo, hi = stage_ptr[s], stage_ptr[s + 1]
@@ -116,12 +141,12 @@ def message_seconds(stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_sol
             wan |= wan_out[e] >= 0
             seconds[e] = solo[e]
         if lo < hi and not alone:
-            cost = loss if contended[lo] else 0.0
-            _share_all(lo, hi, out_port, ports, seconds, solo, one, cost, knee, ceiling)
-            _share_all(lo, hi, in_port, ports, seconds, solo, one, cost, knee, ceiling)
+            cost = law if contended[lo] else free
+            _share_all(lo, hi, out_port, ports, seconds, solo, 1.0, cost)
+            _share_all(lo, hi, in_port, ports, seconds, solo, 1.0, cost)
         if wan:
-            _share_all(lo, hi, wan_out, ports, seconds, wan_solo, flows, loss, knee, ceiling)
-            _share_all(lo, hi, wan_in, ports, seconds, wan_solo, flows, loss, knee, ceiling)
+            _share_all(lo, hi, wan_out, ports, seconds, wan_solo, flows, law)
+            _share_all(lo, hi, wan_in, ports, seconds, wan_solo, flows, law)
     return seconds + latency
 
 
@@ -164,9 +189,10 @@ def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carr
 
 
 @njit(cache=True)
-def scale_up_ratios(rows_NN, loads, row_up, row_out):
+def scale_up_ratios(rows_NN, loads, row_up, row_out, latency):
     """Per node: time inside the node over time on the wire, of what it balances and of what it spreads, on the whole or for
-    the worst pair with a sixteenth of its rows; and the longer of its times sending and receiving."""
+    the worst pair with a sixteenth of its rows, kept within [1/4, 1]; and the share of its rows that crosses in two
+    latencies, at least 1/48."""
     give, take, pass_, get, lane = loads
     nodes, _, per = give.shape
     send, receive = np.zeros(nodes), np.zeros(nodes)
@@ -193,7 +219,11 @@ def scale_up_ratios(rows_NN, loads, row_up, row_out):
                 early[k] = max(early[k], give[k, f].max() / time, take[k, f].max() / time)
             if time > 0 and 16 * time >= receive[f]:
                 late[f] = max(late[f], pass_[k, f].max() / time, get[k, f].max() / time)
-    return early * (row_up / row_out), late * (row_up / row_out), wire
+    for k in range(nodes):
+        early[k] = min(1.0, max(0.25, early[k] * row_up / row_out))
+        late[k] = min(1.0, max(0.25, late[k] * row_up / row_out))
+        wire[k] = min(1.0, max(1 / 48, 2 * latency / max(wire[k], 1e-300)))
+    return early, late, wire
 
 
 @njit(cache=True)
@@ -215,23 +245,29 @@ def local_loads(rows_RR, nodes):
 @njit(cache=True)
 def lane_entries(
     rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out, row_wan,
-    lat_up, lat_out, lat_wan, nodes_per_dc, nics,
+    lat_up, lat_out, lat_wan, nodes_per_dc,
 ):  # fmt: skip
     """Every stage's work at node level, sorted by stage: one entry per wire message, and per node and scale-up stage."""
     give, take, pass_, get, lane = loads
     nodes, _, per = give.shape
     # Scale-up work per (stage, node), in the order met.
-    slot = np.full(stages, -1, np.int64)  # first entry of a scale-up stage; those common to nodes have one per node
+    slot = np.full(
+        stages, -1, np.int64
+    )  # first entry of a scale-up stage; those common to nodes have one per node
     shared = np.zeros(stages, np.bool_)
     owner = np.full(stages, -1, np.int64)
     for k in range(nodes):
         for f in range(nodes):
             p = k * nodes + f
             for m in range(pair_ptr[p], pair_ptr[p + 1]):
-                for s, u in ((m_balance[m], k), (m_spread[m], f)):
-                    if s >= 0:
-                        shared[s] |= owner[s] >= 0 and owner[s] != u
-                        owner[s] = u
+                s = m_balance[m]
+                if s >= 0:
+                    shared[s] |= owner[s] >= 0 and owner[s] != k
+                    owner[s] = k
+                s = m_spread[m]
+                if s >= 0:
+                    shared[s] |= owner[s] >= 0 and owner[s] != f
+                    owner[s] = f
     ups = 0
     for s in range(stages):
         if owner[s] >= 0:
@@ -245,20 +281,28 @@ def lane_entries(
             if pair_ptr[p] == pair_ptr[p + 1]:
                 continue
             total = rows_NN[k, f]
-            for m in range(pair_ptr[p], pair_ptr[p + 1]):
-                part = (m_hi[m] - m_lo[m]) / total
-                s = m_balance[m]
-                if s >= 0:
-                    e = slot[s] + (k if shared[s] else 0)
-                    for i in range(per):
-                        out[e, i] += part * give[k, f, i]
-                        in_[e, i] += part * take[k, f, i]
-                s = m_spread[m]
-                if s >= 0:
-                    e = slot[s] + (f if shared[s] else 0)
-                    for i in range(per):
-                        out[e, i] += part * pass_[k, f, i]
-                        in_[e, i] += part * get[k, f, i]
+            m = pair_ptr[p]
+            while m < pair_ptr[p + 1] and m_balance[m] >= 0:
+                last = m
+                while last + 1 < pair_ptr[p + 1] and m_balance[last + 1] == m_balance[m]:
+                    last += 1
+                part = (m_hi[last] - m_lo[m]) / total
+                e = slot[m_balance[m]] + (k if shared[m_balance[m]] else 0)
+                for i in range(per):
+                    out[e, i] += part * give[k, f, i]
+                    in_[e, i] += part * take[k, f, i]
+                m = last + 1
+            m = pair_ptr[p]
+            while m < pair_ptr[p + 1] and m_spread[m] >= 0:
+                last = m
+                while last + 1 < pair_ptr[p + 1] and m_spread[last + 1] == m_spread[m]:
+                    last += 1
+                part = (m_hi[last] - m_lo[m]) / total
+                e = slot[m_spread[m]] + (f if shared[m_spread[m]] else 0)
+                for i in range(per):
+                    out[e, i] += part * pass_[k, f, i]
+                    in_[e, i] += part * get[k, f, i]
+                m = last + 1
 
     most = len(m_stage) + ups + nodes
     stage = np.empty(most, np.int64)
@@ -290,7 +334,13 @@ def lane_entries(
                     n += 1
     for k in range(nodes):
         if local[k] > 0:
-            stage[n], src[n], dst[n], out_port[n], in_port[n] = local_stage, k, k, 2 * nodes + k, 2 * nodes + k
+            stage[n], src[n], dst[n], out_port[n], in_port[n] = (
+                local_stage,
+                k,
+                k,
+                2 * nodes + k,
+                2 * nodes + k,
+            )
             solo[n], latency[n] = local[k] * row_up, lat_up
             n += 1
 
@@ -304,10 +354,9 @@ def lane_entries(
     for e in range(n):
         order[at[stage[e]]] = e
         at[stage[e]] += 1
-    flows = np.full(n, float(nics))
     contended = stage[order] >= 0
     return (stage_ptr, src[order], dst[order], out_port[order], in_port[order], wan_out[order], wan_in[order], solo[order],
-            wan_solo[order], flows, latency[order], contended)  # fmt: skip
+            wan_solo[order], latency[order], contended)  # fmt: skip
 
 
 @njit(cache=True)
@@ -320,12 +369,23 @@ def lanes_makespan(
     row_up, row_out, row_wan = rates
     lat_up, lat_out, lat_wan = latencies
     local = local_loads(rows_RR, nodes)
-    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, contended) = lane_entries(
+    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, latency, contended) = lane_entries(
         rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out,
-        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc, nics,
+        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc,
     )  # fmt: skip
     seconds = message_seconds(
-        stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, 5 * nodes, contended, law
+        stage_ptr,
+        out_port,
+        in_port,
+        wan_out,
+        wan_in,
+        solo,
+        wan_solo,
+        float(nics),
+        latency,
+        5 * nodes,
+        contended,
+        law,
     )
     last = makespan(stage_ptr, src, dst, seconds, after_ptr, after, nodes)
     # Stages that run side by side share a wan port: it cannot be quicker than all its rows in turn.

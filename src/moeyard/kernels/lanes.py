@@ -155,14 +155,15 @@ def match(by_origin, quota, carrier, pos, seq, cnt):
 @njit(cache=True)
 def _emit(out, n, stage, src, dst, origin, target, start, rows):
     if n < len(out):
-        t = out[n]
-        t[STAGE], t[SRC], t[DST], t[ORIGIN], t[TARGET], t[START], t[ROWS] = stage, src, dst, origin, target, start, rows
+        out[n, STAGE], out[n, SRC], out[n, DST] = stage, src, dst
+        out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = origin, target, start, rows
     return n + 1
 
 
 @njit(cache=True)
-def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, only, but):
-    """Rows [x0, x1) of the origin's sequence for node f, block by block; `only` one local target, or all `but` one."""
+def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, but):
+    """Rows [x0, x1) of the origin's sequence for node f, block by block, but those of one local target; to `dst`, or if that
+    is -1 to the target itself."""
     base = f * per
     first = origin % per
     at = 0
@@ -173,7 +174,7 @@ def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, only,
             at = 0
         size = rows_RR[origin, base + j]
         lo, hi = max(x0, at), min(x1, at + size)
-        if lo < hi and (only < 0 or j == only) and j != but:
+        if lo < hi and j != but:
             to = base + j if dst < 0 else dst
             n = _emit(out, n, stage, src, to, origin, base + j, lo - at, hi - lo)
         at += size
@@ -181,14 +182,14 @@ def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, only,
 
 
 @njit(cache=True)
-def _emit_lane(out, n, stage, src, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt, only, but):
+def _emit_lane(out, n, stage, src, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt, but):
     """Positions [p0, p1) of lane l, origin by origin."""
     per = cnt.shape[1]
     for i in range(per):
         a, b = max(p0, pos[l, i]), min(p1, pos[l, i] + cnt[l, i])
         if cnt[l, i] > 0 and a < b:
             x = seq[l, i] + a - pos[l, i]
-            n = _emit_blocks(out, n, stage, src, dst, rows_RR, k * per + i, f, x, x + b - a, per, only, but)
+            n = _emit_blocks(out, n, stage, src, dst, rows_RR, k * per + i, f, x, x + b - a, per, but)
     return n
 
 
@@ -216,7 +217,8 @@ def lane_sends(
         if j != me and rows > 0:
             n = _emit(out, n, local_stage, rank, k * per + j, rank, k * per + j, 0, rows)
     quota = np.empty(nics, np.int64)
-    pos, seq, cnt = np.empty((nics, per), np.int64), np.empty((nics, per), np.int64), np.empty((nics, per), np.int64)
+    shape = (nics, per)
+    pos, seq, cnt = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
     for f in range(nodes):
         if f == k or rows_NN[k, f] == 0:
             continue
@@ -232,8 +234,9 @@ def lane_sends(
                     p1 = min(pos[l, me] + cnt[l, me], m_hi[e - 1] * quota[l] // total)
                     if p0 < p1:
                         x = seq[l, me] + p0 - pos[l, me]
+                        to = k * per + carrier[l]
                         n = _emit_blocks(
-                            out, n, m_balance[m], rank, k * per + carrier[l], rows_RR, rank, f, x, x + p1 - p0, per, -1, -1
+                            out, n, m_balance[m], rank, to, rows_RR, rank, f, x, x + p1 - p0, per, -1
                         )
             m = e
         for l in range(nics):  # wire
@@ -242,7 +245,9 @@ def lane_sends(
                 for m in range(pair_ptr[p], pair_ptr[p + 1]):
                     p0, p1 = m_lo[m] * quota[l] // total, m_hi[m] * quota[l] // total
                     if p0 < p1:
-                        n = _emit_lane(out, n, m_stage[m], rank, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt, -1, -1)
+                        n = _emit_lane(
+                            out, n, m_stage[m], rank, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt, -1
+                        )
     for s in range(nodes):  # spread: what arrived here for my neighbours
         if s == k or rows_NN[s, k] == 0:
             continue
@@ -260,7 +265,7 @@ def lane_sends(
             e = _group_end(pair_ptr, p, m, m_spread)
             p0, p1 = m_lo[m] * quota[lane] // total, m_hi[e - 1] * quota[lane] // total
             if p0 < p1:
-                n = _emit_lane(out, n, m_spread[m], rank, -1, rows_RR, s, k, lane, p0, p1, pos, seq, cnt, -1, me)
+                n = _emit_lane(out, n, m_spread[m], rank, -1, rows_RR, s, k, lane, p0, p1, pos, seq, cnt, me)
             m = e
     return n
 
@@ -280,7 +285,9 @@ def lane_receives(
         if i != me and rows > 0:
             n = _emit(out, n, local_stage, k * per + i, rank, k * per + i, rank, 0, rows)
     quota = np.empty(nics, np.int64)
-    pos, seq, cnt = np.empty((nics, per), np.int64), np.empty((nics, per), np.int64), np.empty((nics, per), np.int64)
+    shape = (nics, per)
+    pos, seq, cnt = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
+    begin = np.empty(per, np.int64)
     mine = -1
     for l in range(nics):
         if carrier[l] == me:
@@ -300,34 +307,48 @@ def lane_receives(
                     p1 = min(pos[mine, i] + cnt[mine, i], m_hi[e - 1] * quota[mine] // total)
                     if p0 < p1:
                         x = seq[mine, i] + p0 - pos[mine, i]
-                        i_rank = k * per + i
+                        of = k * per + i
                         n = _emit_blocks(
-                            out, n, m_balance[m], i_rank, rank, rows_RR, i_rank, f, x, x + p1 - p0, per, -1, -1
+                            out, n, m_balance[m], of, rank, rows_RR, of, f, x, x + p1 - p0, per, -1
                         )
             m = e
     for s in range(nodes):
         if s == k or rows_NN[s, k] == 0:
             continue
-        total, p = rows_NN[s, k], s * nodes + k
+        total, pair = rows_NN[s, k], s * nodes + k
         quotas(total, weight_NNM[s, k], first_NN[s, k], quota)
         match(by_origin[s, k], quota, carrier, pos, seq, cnt)
+        for i in range(per):  # where my rows begin in each origin's sequence
+            begin[i] = 0
+            j = i
+            while j != me:
+                begin[i] += rows_RR[s * per + i, k * per + j]
+                j = j + 1 if j + 1 < per else 0
         for l in range(nics):
             if to_NNM[s, k, l] < 0 or quota[l] == 0:
                 continue
             b = carrier[to_NNM[s, k, l]]
             if b == me:  # wire
                 src = s * per + carrier[l]
-                for m in range(pair_ptr[p], pair_ptr[p + 1]):
+                for m in range(pair_ptr[pair], pair_ptr[pair + 1]):
                     p0, p1 = m_lo[m] * quota[l] // total, m_hi[m] * quota[l] // total
                     if p0 < p1:
-                        n = _emit_lane(out, n, m_stage[m], src, rank, rows_RR, s, k, l, p0, p1, pos, seq, cnt, -1, -1)
+                        n = _emit_lane(
+                            out, n, m_stage[m], src, rank, rows_RR, s, k, l, p0, p1, pos, seq, cnt, -1
+                        )
             else:  # spread: my rows that a neighbour got for me
-                m = pair_ptr[p]
-                while m < pair_ptr[p + 1]:
-                    e = _group_end(pair_ptr, p, m, m_spread)
+                m = pair_ptr[pair]
+                while m < pair_ptr[pair + 1]:
+                    e = _group_end(pair_ptr, pair, m, m_spread)
                     p0, p1 = m_lo[m] * quota[l] // total, m_hi[e - 1] * quota[l] // total
-                    if p0 < p1:
-                        src = k * per + b
-                        n = _emit_lane(out, n, m_spread[m], src, rank, rows_RR, s, k, l, p0, p1, pos, seq, cnt, me, -1)
+                    for i in range(per):  # as _emit_lane, for one target
+                        p, q = max(p0, pos[l, i]), min(p1, pos[l, i] + cnt[l, i])
+                        if cnt[l, i] > 0 and p < q:
+                            x = seq[l, i] - pos[l, i] - begin[i]
+                            lo, hi = max(p + x, 0), min(q + x, rows_RR[s * per + i, rank])
+                            if lo < hi:
+                                n = _emit(
+                                    out, n, m_spread[m], k * per + b, rank, s * per + i, rank, lo, hi - lo
+                                )
                     m = e
     return n

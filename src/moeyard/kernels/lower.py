@@ -11,7 +11,7 @@ INPUT, RELAY, OUTPUT = 0, 1, 2
 
 
 @njit(cache=True)
-def _own_stages(sends, receives, stages):
+def own_stages(sends, receives, stages):
     """Ascending numbers of the stages that occur in the two tables, and each stage's place among them (or -1)."""
     place = np.full(stages, -1, np.int64)
     for i in range(len(sends)):
@@ -31,7 +31,7 @@ def _own_stages(sends, receives, stages):
 
 
 @njit(cache=True)
-def _own_after(own, place, after_ptr, after):
+def own_after(own, place, after_ptr, after):
     """The stage DAG restricted to own stages, in their places."""
     ptr = np.zeros(len(own) + 1, np.int64)
     total = 0
@@ -50,28 +50,60 @@ def _own_after(own, place, after_ptr, after):
 
 
 @njit(cache=True)
-def _relay_slots(receives, rank):
+def by_payload(table, ids, ranks):
+    """`ids` of table rows sorted by (origin, target, start)."""
+    for column in (TARGET, ORIGIN):
+        place = np.zeros(ranks + 1, np.int64)
+        for i in ids:
+            place[table[i, column] + 1] += 1
+        for r in range(ranks):
+            place[r + 1] += place[r]
+        sorted_ = np.empty_like(ids)
+        for i in ids:
+            sorted_[place[table[i, column]]] = i
+            place[table[i, column]] += 1
+        ids = sorted_
+    for n in range(1, len(ids)):  # rows of a block mostly come in order already
+        i = ids[n]
+        at = n
+        while at > 0:
+            j = ids[at - 1]
+            if (
+                table[j, ORIGIN] != table[i, ORIGIN]
+                or table[j, TARGET] != table[i, TARGET]
+                or table[j, START] <= table[i, START]
+            ):
+                break
+            ids[at] = j
+            at -= 1
+        ids[at] = i
+    return ids
+
+
+@njit(cache=True)
+def _relay_slots(receives, rank, ranks):
     """Rows that pass through get relay slots in the order they arrive; the index is sorted by (origin, target, start)."""
     n = 0
     for i in range(len(receives)):
-        if receives[i, TARGET] != rank:
-            n += 1
-    key = np.empty(n, np.int64)
-    start = np.empty(n, np.int64)
-    slot = np.empty(n, np.int64)
-    rows = np.empty(n, np.int64)
+        n += receives[i, TARGET] != rank
+    ids = np.empty(n, np.int64)
+    first = np.empty(len(receives), np.int64)
     n = 0
     used = 0
     for i in range(len(receives)):
-        t = receives[i]
-        if t[TARGET] != rank:
-            key[n] = (t[ORIGIN] << 32) | t[TARGET]
-            start[n], rows[n], slot[n] = t[START], t[ROWS], used
-            used += t[ROWS]
+        if receives[i, TARGET] != rank:
+            ids[n] = i
+            first[i] = used
+            used += receives[i, ROWS]
             n += 1
-    order = np.argsort(start, kind="mergesort")
-    order = order[np.argsort(key[order], kind="mergesort")]
-    return key[order], start[order], rows[order], slot[order], used
+    ids = by_payload(receives, ids, ranks)
+    key, start = np.empty(n, np.int64), np.empty(n, np.int64)
+    rows, slot = np.empty(n, np.int64), np.empty(n, np.int64)
+    for r in range(n):
+        i = ids[r]
+        key[r] = (receives[i, ORIGIN] << 32) | receives[i, TARGET]
+        start[r], rows[r], slot[r] = receives[i, START], receives[i, ROWS], first[i]
+    return key, start, rows, slot, used
 
 
 @njit(cache=True)
@@ -88,23 +120,20 @@ def _first_at_or_before(key, start, k, s):
 
 
 @njit(cache=True)
-def _grown(a, n):
-    if n < len(a):
-        return a
-    b = np.empty(2 * len(a) + 16, a.dtype)
-    b[: len(a)] = a
-    return b
-
-
-@njit(cache=True)
-def lower_tables(sends, receives, rank, input_off, output_off, stages, after_ptr, after):
+def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
     """The arrays of a Program. Both tables are sorted by stage and peer, messages in wire order.
 
-    The last value is -1, or the index of a send of rows that the rank does not hold.
+    `sizes` holds the rows of input, relay and output, the first row kept in input and output, and -1 or the index of a send
+    of rows that the rank does not hold.
     """
-    own, place = _own_stages(sends, receives, stages)
-    own_ptr, own_after = _own_after(own, place, after_ptr, after)
-    r_key, r_start, r_rows, r_slot, relay_rows = _relay_slots(receives, rank)
+    ranks = len(rows_RR)
+    input_off, output_off = np.zeros(ranks + 1, np.int64), np.zeros(ranks + 1, np.int64)
+    for r in range(ranks):
+        input_off[r + 1] = input_off[r] + rows_RR[rank, r]
+        output_off[r + 1] = output_off[r] + rows_RR[r, rank]
+    own, place = own_stages(sends, receives, stages)
+    own_ptr, own_names = own_after(own, place, after_ptr, after)
+    r_key, r_start, r_rows, r_slot, relay_rows = _relay_slots(receives, rank, ranks)
 
     most = len(sends) + len(receives)
     message_ptr = np.zeros(len(own) + 1, np.int64)
@@ -112,9 +141,9 @@ def lower_tables(sends, receives, rank, input_off, output_off, stages, after_ptr
     send = np.empty(most, np.bool_)
     rows = np.empty(most, np.int64)
     run_ptr = np.zeros(most + 1, np.int64)
-    space = np.empty(most + 16, np.int64)
-    offset = np.empty(most + 16, np.int64)
-    length = np.empty(most + 16, np.int64)
+    runs = most + len(r_key)  # a send breaks only where a relayed receive ends
+    space, offset, length = np.empty(runs, np.int64), np.empty(runs, np.int64), np.empty(runs, np.int64)
+    sizes = np.array([input_off[ranks], relay_rows, output_off[ranks], input_off[rank], output_off[rank], -1])
     m = 0  # messages
     n = 0  # runs
     i = 0
@@ -126,22 +155,37 @@ def lower_tables(sends, receives, rank, input_off, output_off, stages, after_ptr
             to = sends[i, DST]
             peer[m], send[m], rows[m] = to, True, 0
             while i < len(sends) and sends[i, STAGE] == s and sends[i, DST] == to:
-                t = sends[i]
-                rows[m] += t[ROWS]
-                if t[ORIGIN] == rank:
-                    space, offset, length = _grown(space, n), _grown(offset, n), _grown(length, n)
-                    space[n], offset[n], length[n] = INPUT, input_off[t[TARGET]] + t[START], t[ROWS]
+                origin, target, at, left = sends[i, ORIGIN], sends[i, TARGET], sends[i, START], sends[i, ROWS]
+                rows[m] += left
+                if origin == rank:
+                    space[n], offset[n], length[n] = INPUT, input_off[target] + at, left
                     n += 1
                 else:
-                    key = (t[ORIGIN] << 32) | t[TARGET]
-                    at, left = t[START], t[ROWS]
+                    key = (origin << 32) | target
                     r = _first_at_or_before(r_key, r_start, key, at)
                     while left > 0:
-                        if r < 0 or r >= len(r_key) or r_key[r] != key or not r_start[r] <= at < r_start[r] + r_rows[r]:
-                            return (own, own_ptr, own_after, message_ptr, peer, send, rows, run_ptr, space, offset,
-                                    length, relay_rows, i)  # fmt: skip
+                        if (
+                            r < 0
+                            or r >= len(r_key)
+                            or r_key[r] != key
+                            or not r_start[r] <= at < r_start[r] + r_rows[r]
+                        ):
+                            sizes[5] = i
+                            return (
+                                own,
+                                own_ptr,
+                                own_names,
+                                message_ptr,
+                                peer,
+                                send,
+                                rows,
+                                run_ptr,
+                                space,
+                                offset,
+                                length,
+                                sizes,
+                            )
                         take = min(left, r_start[r] + r_rows[r] - at)
-                        space, offset, length = _grown(space, n), _grown(offset, n), _grown(length, n)
                         space[n], offset[n], length[n] = RELAY, r_slot[r] + at - r_start[r], take
                         n += 1
                         at += take
@@ -154,19 +198,18 @@ def lower_tables(sends, receives, rank, input_off, output_off, stages, after_ptr
             of = receives[j, SRC]
             peer[m], send[m], rows[m] = of, False, 0
             while j < len(receives) and receives[j, STAGE] == s and receives[j, SRC] == of:
-                t = receives[j]
-                rows[m] += t[ROWS]
-                space, offset, length = _grown(space, n), _grown(offset, n), _grown(length, n)
-                if t[TARGET] == rank:
-                    space[n], offset[n] = OUTPUT, output_off[t[ORIGIN]] + t[START]
+                count = receives[j, ROWS]
+                rows[m] += count
+                if receives[j, TARGET] == rank:
+                    space[n], offset[n] = OUTPUT, output_off[receives[j, ORIGIN]] + receives[j, START]
                 else:
                     space[n], offset[n] = RELAY, arrived
-                    arrived += t[ROWS]
-                length[n] = t[ROWS]
+                    arrived += count
+                length[n] = count
                 n += 1
                 j += 1
             m += 1
             run_ptr[m] = n
         message_ptr[p + 1] = m
-    return (own, own_ptr, own_after, message_ptr, peer[:m].copy(), send[:m].copy(), rows[:m].copy(),
-            run_ptr[: m + 1].copy(), space[:n].copy(), offset[:n].copy(), length[:n].copy(), relay_rows, -1)  # fmt: skip
+    return (own, own_ptr, own_names, message_ptr, peer[:m], send[:m], rows[:m], run_ptr[: m + 1], space[:n], offset[:n],
+            length[:n], sizes)  # fmt: skip

@@ -38,13 +38,13 @@ _BRUIJN = 0x03F79D71B4CB0A89
 _PLACES = _bit_places()
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _lowest(word):
     """The place of the lowest set bit."""
     return _PLACES[((word & (~word + np.uint64(1))) * np.uint64(_BRUIJN)) >> np.uint64(58)]
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _flip(k, f, root, to, of, parent):
     """Match row k with column f and turn the path back to `root` round."""
     while True:
@@ -56,7 +56,7 @@ def _flip(k, f, root, to, of, parent):
         k = parent[f]
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _free_column(k, edges, free):
     for w in range(len(free)):
         hit = edges[k, w] & free[w]
@@ -258,7 +258,9 @@ def open_shop(seconds_NN, pieces_NN, lookahead):
         k = -1
         for i in range(nodes):
             if count[i] > 0 and (
-                k < 0 or out_free[i] < out_free[k] or (out_free[i] == out_free[k] and out_left[i] > out_left[k])
+                k < 0
+                or out_free[i] < out_free[k]
+                or (out_free[i] == out_free[k] and out_left[i] > out_left[k])
             ):
                 k = i
         best, chosen = np.inf, -1

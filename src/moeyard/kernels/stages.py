@@ -56,7 +56,7 @@ def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_rati
     return early, late
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _balance_slot(wire):
     return 0 if wire == 0 else 3 * wire + 1
 
@@ -150,7 +150,9 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     levels = 1
     for m in range(len(w_src)):
         levels = max(levels, early[m] + 1, late[m] + 1)
-    balance, local, wire, spread, count = _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside)
+    balance, local, wire, spread, count = _number(
+        w_stage, w_src, w_dst, early, late, wires, groups, levels, inside
+    )
     kind = np.full(count, -1, np.int64)  # which group's scale-up stage, `groups` for local, below 0 for ~wire
     level = np.zeros(count, np.int64)
     for w in range(wires):
@@ -171,7 +173,8 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     after = np.empty(4 * len(w_src) + 3 * groups * levels + groups + 8, np.int64)
     mark = np.full(count, -1, np.int64)
     last_balance, last_spread = np.full(groups, -1, np.int64), np.full(groups, -1, np.int64)
-    last_out, last_in = np.full(nodes, -1, np.int64), np.full(nodes, -1, np.int64)
+    last_out = np.full(nodes, -1, np.int64)
+    last_in = last_out if barrier else np.full(nodes, -1, np.int64)
     n = 0
     for s in range(count):
         lo = n
@@ -187,18 +190,21 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
             last_spread[kind[s]] = s
             bucket = kind[s] * levels + level[s] - 1
             for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
-                n = _add(after, n, lo, wire[w_stage[feed[e]]], mark, s)
+                q = wire[w_stage[feed[e]]]
+                if mark[q] != s:
+                    n = _add(after, n, lo, q, mark, s)
         else:
             scale_out[s] = True
             w = ~kind[s]
             for m in range(wire_ptr[w], wire_ptr[w + 1]):
                 k, f = w_src[m], w_dst[m]
-                n = _add(after, n, lo, balance[k if per_node else 0, early[m]], mark, s)
-                n = _add(after, n, lo, last_out[k], mark, s)
-                n = _add(after, n, lo, last_in[f], mark, s)
-                if barrier:
-                    n = _add(after, n, lo, last_in[k], mark, s)
-                    n = _add(after, n, lo, last_out[f], mark, s)
+                feeds, sent, got = balance[k if per_node else 0, early[m]], last_out[k], last_in[f]
+                if feeds >= 0 and mark[feeds] != s:
+                    n = _add(after, n, lo, feeds, mark, s)
+                if sent >= 0 and mark[sent] != s:
+                    n = _add(after, n, lo, sent, mark, s)
+                if got >= 0 and mark[got] != s:
+                    n = _add(after, n, lo, got, mark, s)
             for m in range(wire_ptr[w], wire_ptr[w + 1]):
                 last_out[w_src[m]] = s
                 last_in[w_dst[m]] = s
@@ -211,4 +217,15 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
         m_stage[i] = wire[w_stage[m]]
         m_balance[i] = balance[w_src[m] if per_node else 0, early[m]]
         m_spread[i] = spread[w_dst[m] if per_node else 0, late[m]]
-    return (scale_out, ptr, after[:n].copy(), local, pair_ptr, m_stage, w_lo[order], w_hi[order], m_balance, m_spread)
+    return (
+        scale_out,
+        ptr,
+        after[:n].copy(),
+        local,
+        pair_ptr,
+        m_stage,
+        w_lo[order],
+        w_hi[order],
+        m_balance,
+        m_spread,
+    )

@@ -34,12 +34,10 @@ def _gathered(table, order):
 
 
 @njit(cache=True)
-def sort_messages(table, stages, ranks):
-    """Sorted by (stage, src, dst), stable: the transfers of a message keep the order they came in."""
-    order = np.arange(len(table))
-    for column, buckets in ((DST, ranks), (SRC, ranks), (STAGE, stages)):
-        order = _stable_pass(table, order, column, buckets)
-    return _gathered(table, order)
+def sort_messages(table, stages, ranks, peer):
+    """One rank's transfers sorted by (stage, peer column), stable: those of a message keep the order they came in."""
+    order = _stable_pass(table, np.arange(len(table)), peer, ranks)
+    return _gathered(table, _stable_pass(table, order, STAGE, stages))
 
 
 @njit(cache=True)
@@ -56,11 +54,12 @@ def merge_messages(table):
     """[message, (stage, src, dst, rows)] of a table sorted by message."""
     out = np.empty((len(table), 4), np.int64)
     n = 0
-    for t in table:
-        if n == 0 or t[STAGE] != out[n - 1, 0] or t[SRC] != out[n - 1, 1] or t[DST] != out[n - 1, 2]:
-            out[n, 0], out[n, 1], out[n, 2], out[n, 3] = t[STAGE], t[SRC], t[DST], 0
+    for i in range(len(table)):
+        stage, src, dst = table[i, STAGE], table[i, SRC], table[i, DST]
+        if n == 0 or stage != out[n - 1, 0] or src != out[n - 1, 1] or dst != out[n - 1, 2]:
+            out[n, 0], out[n, 1], out[n, 2], out[n, 3] = stage, src, dst, 0
             n += 1
-        out[n - 1, 3] += t[ROWS]
+        out[n - 1, 3] += table[i, ROWS]
     return out[:n].copy()
 
 

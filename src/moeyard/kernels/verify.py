@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.lower import _own_after, _own_stages
+from moeyard.kernels.lower import by_payload, own_after, own_stages
 from moeyard.kernels.tables import ORIGIN, ROWS, STAGE, START, TARGET
 
 FINE, NOT_HELD, RECEIVED_TWICE, SENT_TWICE, PASSED_ON, MISSING = range(6)
 
 
 @njit(cache=True)
-def _by_payload(table):
+def _sorted(table, ranks):
     """Indices sorted by (origin, target, start), and the block key of each."""
-    order = np.argsort(table[:, START], kind="mergesort")
-    key = (table[:, ORIGIN] << 32) | table[:, TARGET]
-    return order[np.argsort(key[order], kind="mergesort")], key
+    return by_payload(table, np.arange(len(table)), ranks), (table[:, ORIGIN] << 32) | table[:, TARGET]
 
 
 @njit(cache=True)
@@ -47,41 +45,42 @@ def _reach(ptr, after):
 @njit(cache=True)
 def check_rank(sends, receives, rank, stages, after_ptr, after, expected):
     """(code, index, value): what is wrong first. `expected[o]`: rows that must arrive from origin o."""
-    r_order, r_key = _by_payload(receives)
+    r_order, r_key = _sorted(receives, len(expected))
     twice = _overlap(receives, r_order, r_key)
     if twice >= 0:
         return RECEIVED_TWICE, twice, 0
-    s_order, s_key = _by_payload(sends)
+    s_order, s_key = _sorted(sends, len(expected))
     twice = _overlap(sends, s_order, s_key)
     if twice >= 0:
         return SENT_TWICE, twice, 0
 
-    own, place = _own_stages(sends, receives, stages)
-    own_ptr, own_after = _own_after(own, place, after_ptr, after)
-    reach = _reach(own_ptr, own_after)
+    own, place = own_stages(sends, receives, stages)
+    own_ptr, own_names = own_after(own, place, after_ptr, after)
+    reach = _reach(own_ptr, own_names)
     r = 0
     for i in s_order:
-        t = sends[i]
-        if t[ORIGIN] == rank:
+        begin, end = sends[i, START], sends[i, START] + sends[i, ROWS]
+        if sends[i, ORIGIN] == rank:
             continue
-        if t[TARGET] == rank:
+        if sends[i, TARGET] == rank:
             return PASSED_ON, i, 0
         while r < len(r_order):  # both lists ascend: skip what ends before this send begins
             c = r_order[r]
-            if r_key[c] < s_key[i] or (r_key[c] == s_key[i] and receives[c, START] + receives[c, ROWS] <= t[START]):
+            if r_key[c] < s_key[i] or (
+                r_key[c] == s_key[i] and receives[c, START] + receives[c, ROWS] <= t[START]
+            ):
                 r += 1
             else:
                 break
         held = 0
         for j in range(r, len(r_order)):
             c = r_order[j]
-            if r_key[c] != s_key[i] or receives[c, START] >= t[START] + t[ROWS]:
+            if r_key[c] != s_key[i] or receives[c, START] >= end:
                 break
             q = place[receives[c, STAGE]]
-            if reach[place[t[STAGE]], q >> 6] >> np.uint64(q & 63) & np.uint64(1):
-                lo = max(t[START], receives[c, START])
-                held += min(t[START] + t[ROWS], receives[c, START] + receives[c, ROWS]) - lo
-        if held < t[ROWS]:
+            if reach[place[sends[i, STAGE]], q >> 6] >> np.uint64(q & 63) & np.uint64(1):
+                held += min(end, receives[c, START] + receives[c, ROWS]) - max(begin, receives[c, START])
+        if held < end - begin:
             return NOT_HELD, i, held
 
     arrived = np.zeros(len(expected), np.int64)

@@ -27,7 +27,7 @@ from moeyard.traffic import Traffic
 
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
-PIECES = 24  # a pair's message takes at most this part of the busiest node's time
+PIECES = 32  # a pair's message takes at most this part of the busiest node's time
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
 
 
