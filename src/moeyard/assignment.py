@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.traffic import Traffic
 
 
@@ -35,6 +35,12 @@ class Assignment:
     def rows_R(self) -> IntArray:
         """Rows computed on each rank."""
         return frozen(self.rows_RR.sum(axis=0))
+
+    def balancedness(self, speed_R: FloatArray | None = None) -> float:
+        """Mean time of the ranks / time of the slowest, for computing these rows; 1 is perfect."""
+        speed = np.ones(self.num_ranks) if speed_R is None else speed_R
+        slowest = float((self.rows_R / speed).max())
+        return float(self.rows_R.sum() / speed.sum()) / slowest if slowest > 0 else 1.0
 
     def traffic(self, row_bytes: int) -> Traffic:
         return Traffic(self.rows_RR, row_bytes)

@@ -87,4 +87,5 @@ def balancedness_of(weight: Any, physical_to_logical: Any, num_gpus: int) -> Flo
     share = np.divide(table, count, out=np.zeros_like(table), where=count > 0)
     load = share[layers, phys].reshape(len(table), num_gpus, -1).sum(axis=2)
     top = load.max(axis=1)
-    return np.divide(load.mean(axis=1), top, out=np.ones(len(table)), where=top > 0)
+    found: FloatArray = np.divide(load.mean(axis=1), top, out=np.ones(len(table)), where=top > 0)
+    return found

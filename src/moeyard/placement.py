@@ -60,6 +60,15 @@ class Placement:
         """Replicas: hosts that are not homes."""
         return int(self.hosts_ER.sum()) - self.num_experts
 
+    def within(self, slots: int) -> Placement:
+        """The same placement, or an error if a rank holds more than `slots` replicas."""
+        if int(self.replicas_R.max()) > slots:
+            r = int(np.argmax(self.replicas_R))
+            raise InvalidPlacement(
+                f"rank {r} holds {self.replicas_R[r]} replicas but has {slots} slots; allow more slots or place anew"
+            )
+        return self
+
     @cached_property
     def replicas_R(self) -> IntArray:
         """Slots that each rank uses for replicas."""

@@ -281,6 +281,17 @@ def served_shares(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size):
 
 
 @njit(cache=True)
+def served_own(rows_ER, home_E, hosts_ER):
+    """rows[src, host] of `assign_own`."""
+    experts, ranks = rows_ER.shape
+    rows_RR = np.zeros((ranks, ranks), np.int64)
+    for e in range(experts):
+        for r in range(ranks):
+            rows_RR[r, r if hosts_ER[e, r] else home_E[e]] += rows_ER[e, r]
+    return rows_RR
+
+
+@njit(cache=True)
 def served_nearest(rows_ER, ptr_E, host_X, node_size, datacenter_size):
     """rows[src, host] of `assign_nearest`."""
     experts, ranks = rows_ER.shape

@@ -1,6 +1,6 @@
 """The joint search: host tables scored by the closed form of a step, and improved by families and local moves.
 
-A way to serve is a slack: 0 means the nearest host, >= 1 the quota split with that slack.
+A way to serve is a slack: >= 1 the quota split with that slack, or one of the names below.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.assign import even_shares, hosts_of, served_nearest, served_shares
+from moeyard.kernels.assign import even_shares, hosts_of, served_nearest, served_own, served_shares
 from moeyard.kernels.cost import TOTAL, Ports, Rates, layer_seconds
 from moeyard.kernels.place import quota_hosts
 from moeyard.kernels.quota import quota_shares
 
-NEAREST, EVEN = 0.0, -1.0
+NEAREST, EVEN, OWN = 0.0, -1.0, -2.0
 
 
 class Job(NamedTuple):
@@ -32,8 +32,10 @@ class Job(NamedTuple):
 
 
 @njit(cache=True)
-def served(job, ptr_E, host_X, slack):
+def served(job, home_E, ptr_E, host_X, hosts_ER, slack):
     """rows[src, host] under one way to serve."""
+    if slack == OWN:
+        return served_own(job.rows_ER, home_E, hosts_ER)
     if slack == NEAREST:
         return served_nearest(job.rows_ER, ptr_E, host_X, job.node_size, job.datacenter_size)
     if slack == EVEN:
@@ -49,7 +51,7 @@ def served(job, ptr_E, host_X, slack):
 def score(job, home_E, hosts_ER, slack):
     """(seconds of a layer, rows[src, host])."""
     ptr, host = hosts_of(hosts_ER)
-    rows_RR = served(job, ptr, host, slack)
+    rows_RR = served(job, home_E, ptr, host, hosts_ER, slack)
     experts = len(home_E)
     pairs = len(host) - experts
     expert_P, host_P = np.empty(pairs, np.int64), np.empty(pairs, np.int64)

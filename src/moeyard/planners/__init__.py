@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from moeyard.assign import assign
 from moeyard.cluster import Cluster
+from moeyard.cost import migration_seconds, step_cost
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
-from moeyard.model import ModelSpec
+from moeyard.migration import Migration
+from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.auto import plan_auto
 from moeyard.planners.balanced import plan_balanced
@@ -44,8 +47,15 @@ def place(
     slots: int | None = None,
     model: ModelSpec | None = None,
     previous: Placement | None = None,
+    *,
+    memory: float | None = None,
+    steps: int = 100,
 ) -> Placement:
-    """Who hosts which expert. `slots`: extra replica slots per rank."""
+    """Who hosts which expert, by one of PLANNERS.
+
+    `slots`: extra replica slots per rank, `memory`: bytes for them; None: no cap. With `previous` it stays as it is unless
+    the new placement saves more, over `steps` steps of this demand, than the move from `previous` costs.
+    """
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidDemand(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; give one row of counts per rank"
@@ -56,4 +66,43 @@ def place(
         )
     if planner not in PLANNERS:
         raise UnknownName.of("planner", planner, PLANNERS)
-    return PLANNERS[planner](cluster, demand, slots=slots, model=model)
+    if memory is not None:
+        if not memory >= 0:
+            raise InvalidPlacement(
+                f"memory is {memory!r}; give zero or more bytes per rank, or None for no cap"
+            )
+        fits = int(min(memory // (model or STAND_IN).expert_bytes, demand.num_experts))
+        slots = fits if slots is None else min(slots, fits)
+    placement = PLANNERS[planner](cluster, demand, slots=slots, model=model)
+    if slots is not None:
+        placement.within(slots)
+    if previous is None:
+        return placement
+    return keep_or_move(cluster, demand, previous, placement, slots=slots, model=model, steps=steps)
+
+
+def keep_or_move(
+    cluster: Cluster,
+    demand: Demand,
+    previous: Placement,
+    placement: Placement,
+    *,
+    slots: int | None = None,
+    model: ModelSpec | None = None,
+    steps: int = 100,
+) -> Placement:
+    """`previous` itself, unless `placement` saves more in `steps` steps than the move costs.
+
+    Both are served their best way. A previous placement that the slots no longer hold must move.
+    """
+    model = model or STAND_IN
+    Migration(previous, placement)  # of one shape, or an error
+    if slots is not None and int(previous.replicas_R.max()) > slots:
+        return placement
+
+    def seconds(one: Placement) -> float:
+        served = assign(cluster, demand, one, "auto", model=model)
+        return step_cost(cluster, model, one, served).total
+
+    cost = migration_seconds(cluster, model, previous, placement)
+    return placement if steps * (seconds(previous) - seconds(placement)) > cost else previous

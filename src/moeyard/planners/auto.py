@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.arrays import BoolArray, FloatArray, IntArray
+from moeyard.assign import job_of
 from moeyard.cluster import Cluster
-from moeyard.cost import ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.kernels import search
 from moeyard.kernels.search import Job
@@ -69,26 +69,12 @@ def plan_auto(
     return search_auto(cluster, demand, slots=slots, model=model).placement
 
 
-def job_of(cluster: Cluster, demand: Demand, model: ModelSpec, slots: int | None) -> Job:
-    """The arrays of one search."""
-    return Job(
-        rows_ER=np.ascontiguousarray(demand.rows.T),
-        rows_E=demand.rows.sum(axis=0),
-        speed_R=cluster.speed,
-        node_size=cluster.ranks_per_node,
-        datacenter_size=cluster.ranks_per_node * cluster.nodes_per_datacenter,
-        slots=slot_cap(demand, slots),
-        ports=ports_of(cluster),
-        rates=rates_of(cluster, model),
-    )
-
-
 def search_auto(
     cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
 ) -> Found:
     """`plan_auto`, with the figures behind its choice."""
     model = model or STAND_IN
-    job, effort = job_of(cluster, demand, model, slots), effort_of(demand)
+    job, effort = job_of(cluster, demand, model, slot_cap(demand, slots)), effort_of(demand)
     starts = _starts(cluster, demand, model, slots, job, effort)
     considered = {start.name: start.seconds for start in starts}
     ranked = sorted(starts, key=lambda start: start.seconds)  # stable: ties stay with the earlier

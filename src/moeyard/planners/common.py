@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.model import ModelSpec
-
-# For callers who give no model: rows of 4096 and experts of width 2048 in bf16, a rank that reaches 400 Tflop/s.
-STAND_IN = ModelSpec(
-    row_bytes=2 * 4096,
-    expert_bytes=2 * 3 * 4096 * 2048,
-    expert_flops=2.0 * 3 * 4096 * 2048,
-    flops=400e12,
-)
+from moeyard.model import STAND_IN as STAND_IN  # planners take it from here
 
 
 def slot_cap(demand: Demand, slots: int | None) -> int:
