@@ -12,7 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.sharing import FAN, SAME_TIME, earliest, new_net, new_slots, pop, push, share_again
+from moeyard.kernels.sharing import (
+    FAN,
+    RATE,
+    SAME_TIME,
+    SINCE,
+    earliest,
+    new_net,
+    new_slots,
+    pop,
+    push,
+    share_again,
+)
 
 
 class Queue(NamedTuple):
@@ -81,8 +92,8 @@ def _log(trace, n, slots, found, gone_ops, now):
         n += 1
     for k in range(found):
         slot = slots.slots[k]
-        if slots.since_S[slot] == now:
-            trace[n, 0], trace[n, 1], trace[n, 2] = now, slots.op_S[slot], slots.rate_S[slot]
+        if slots.now_SK[slot, SINCE] == now:
+            trace[n, 0], trace[n, 1], trace[n, 2] = now, slots.op_S[slot], slots.now_SK[slot, RATE]
             n += 1
     return trace, n
 
@@ -122,7 +133,7 @@ def run_flows(
     flows solved, most flows at once, trace). Operations that never ran (a cycle, a link of no capacity) end at nan.
     """
     net = new_net(path_ptr, path, capacity, contended, law)
-    slots = new_slots(path_ptr)
+    slots = new_slots(path_ptr, weight)
     queue = _new_queue(path_ptr, latency, needs, next_ptr, next_)
     first_I = np.full(len(size), np.nan)
     gone, come = np.empty(len(slots.op_S), np.int64), np.empty(len(slots.op_S), np.int64)
@@ -130,8 +141,7 @@ def run_flows(
     trace, logged = np.empty((1 if traced else 0, 3)), 0
     num_gone, num_come, free, high, waiting, active = 0, 0, 0, 0, 0, 0
     counts = np.zeros(3, np.int64)
-    due = np.inf
-    now = 0.0
+    due, now, wide = np.inf, 0.0, False
     for i in range(len(size)):
         if needs[i] == 0:
             queue.start_I[i] = 0.0
@@ -149,9 +159,11 @@ def run_flows(
             now = max(now, due)
             free, high, found = share_again(
                 net, slots, free, high, gone[:num_gone], come[:num_come], path_ptr, path, weight, size, now,
-                counts[0] + 1,
+                counts[0] + 1, wide and counts[0] % 16 != 0,
             )  # fmt: skip
             active += num_come - num_gone
+            if not wide or counts[0] % 16 == 0:  # what the last change could reach, the next one will too
+                wide = found * 8 > active
             counts[0] += 1
             counts[1] += found
             counts[2] = max(counts[2], active)
@@ -164,7 +176,7 @@ def run_flows(
         now = max(now, t)
         if t_end <= t_come:
             op = np.int64(slots.op_S[slot])
-            due = min(due, now + slack * size[op] / slots.rate_S[slot])
+            due = min(due, now + slack * size[op] / slots.now_SK[slot, RATE])
             slots.end_S[slot] = np.inf
             slots.min1[slot // FAN] = -1.0
             slots.min2[slot // (FAN * FAN)] = -1.0

@@ -16,6 +16,8 @@ SAME_TIME = 1e-12  # likewise for instants
 FAN = 64  # width of the tree of minima over slots
 HOP_BITS = 3  # a flow's entry in a link's list is slot << HOP_BITS | hop
 MAX_HOPS = 1 << HOP_BITS
+RATE, NEXT, LEFT, SINCE = range(4)  # of a slot: see Slots.now_SK
+FEW = 8  # changed links up to which it pays to look how far a change can reach
 
 
 class Net(NamedTuple):
@@ -43,13 +45,12 @@ class Slots(NamedTuple):
     op_S: np.ndarray
     hop_SH: np.ndarray  # links, -1 where the path is shorter
     weight_SH: np.ndarray
+    unit: bool  # all weights are 1
     place_SH: np.ndarray  # where in Net.flows
-    rate_S: np.ndarray  # -1: not given yet
-    next_S: np.ndarray  # scratch: the rate about to be given
-    left_S: np.ndarray  # bytes left at `since`
-    since_S: np.ndarray
+    # RATE (-1: none yet), NEXT: the rate about to be given (-1: being worked out; else as RATE), LEFT: bytes left
+    # at SINCE. Side by side, for the sake of the cache.
+    now_SK: np.ndarray
     end_S: np.ndarray
-    seen_S: np.ndarray
     slots: np.ndarray  # scratch: slots of the part being solved
     free: np.ndarray  # a stack of slots to use again
     min1: np.ndarray  # minima of FAN ends
@@ -71,10 +72,8 @@ def push(key, item, n, k, i):
 
 
 @njit(cache=True, nogil=True)
-def pop(key, item, n):
-    """Drop the least entry of a binary heap of n entries; the new length."""
-    n -= 1
-    k, i = key[n], item[n]
+def _sink(key, item, n, k, i):
+    """Put (k, i) in the place of the least entry of a binary heap of n entries."""
     at = 0
     while True:
         down = 2 * at + 1
@@ -88,6 +87,13 @@ def pop(key, item, n):
         key[at], item[at] = key[down], item[down]
         at = down
     key[at], item[at] = k, i
+
+
+@njit(cache=True, nogil=True)
+def pop(key, item, n):
+    """Drop the least entry of a binary heap of n entries; the new length."""
+    n -= 1
+    _sink(key, item, n, key[n], item[n])
     return n
 
 
@@ -101,12 +107,13 @@ def _capacity(net, link):
 
 
 @njit(cache=True, nogil=True)
-def _join(net, slots, slot, op, path_ptr, path, weight):
+def _join(net, slots, slot, op, path_ptr, path, weight, size):
     """Put an operation on its links."""
-    hops = slots.hop_SH.shape[1]
     slots.op_S[slot] = op
-    slots.rate_S[slot] = -1.0
-    for h in range(hops):
+    slots.now_SK[slot, RATE] = -1.0
+    slots.now_SK[slot, NEXT] = 0.0
+    slots.now_SK[slot, LEFT] = size
+    for h in range(slots.hop_SH.shape[1]):
         e = path_ptr[op] + h
         if e >= path_ptr[op + 1]:
             slots.hop_SH[slot, h] = -1
@@ -145,11 +152,12 @@ def _fill_level(net, slots, link):
         spare, wide = _capacity(net, link), 0.0
         for k in range(first, last):
             slot, h = net.flows[k] >> HOP_BITS, net.flows[k] & (MAX_HOPS - 1)
-            rate = slots.rate_S[slot]
+            rate = slots.now_SK[slot, RATE]
+            w = 1.0 if slots.unit else slots.weight_SH[slot, h]
             if 0.0 <= rate < level:
-                spare -= slots.weight_SH[slot, h] * rate
+                spare -= w * rate
             else:
-                wide += slots.weight_SH[slot, h]
+                wide += w
         if wide <= 0.0:
             return np.inf
         rise = spare / wide
@@ -160,7 +168,12 @@ def _fill_level(net, slots, link):
 
 @njit(cache=True, nogil=True)
 def _floor(net, slots, dirty):
-    """Below this rate nothing changes when the flows of the `dirty` links have changed (see _collect)."""
+    """Below this rate nothing changes when the flows of the `dirty` links have changed.
+
+    Filling all links up from zero goes as before until the first of the changed links fills up, or used to.
+    """
+    if len(dirty) > FEW:
+        return 0.0
     floor = np.inf
     for link in dirty:
         floor = min(floor, net.level_L[link], _fill_level(net, slots, link))
@@ -168,19 +181,17 @@ def _floor(net, slots, dirty):
 
 
 @njit(cache=True, nogil=True)
-def _collect(net, slots, dirty, mark, floor):
-    """The links and slots whose rates may change when the flows of `dirty` links have: (links, slots).
+def _reach(net, slots, dirty, mark, floor):
+    """The links and slots that a change on the `dirty` links can reach: (links, slots).
 
-    Filling up from zero goes as before until the first changed link fills up or used to: every flow slower than
-    this `floor` keeps its rate, and is only charged to its links.
+    Flows slower than `floor` keep their rates, and are only charged to their links.
     """
     hops = slots.hop_SH.shape[1]
     links, found = 0, 0
     for link in dirty:
-        if net.seen_L[link] != mark:
-            net.seen_L[link] = mark
-            net.links[links] = link
-            links += 1
+        net.seen_L[link] = mark
+        net.links[links] = link
+        links += 1
     at = 0
     while at < links:
         link = net.links[at]
@@ -189,32 +200,110 @@ def _collect(net, slots, dirty, mark, floor):
         first = net.ptr_L[link]
         for k in range(first, first + net.len_L[link]):
             slot = net.flows[k] >> HOP_BITS
-            w = slots.weight_SH[slot, net.flows[k] & (MAX_HOPS - 1)]
-            rate = slots.rate_S[slot]
+            w = 1.0 if slots.unit else slots.weight_SH[slot, net.flows[k] & (MAX_HOPS - 1)]
+            rate = slots.now_SK[slot, RATE]
             if 0.0 <= rate < floor:
                 spare -= w * rate
                 continue
             wide += w
-            if slots.seen_S[slot] != mark:
-                slots.seen_S[slot] = mark
-                slots.next_S[slot] = -1.0
-                slots.slots[found] = slot
-                found += 1
-                for h in range(hops):
-                    other = slots.hop_SH[slot, h]
-                    if other >= 0 and net.seen_L[other] != mark:
-                        net.seen_L[other] = mark
-                        net.links[links] = other
-                        links += 1
+            if slots.now_SK[slot, NEXT] < 0.0:
+                continue
+            slots.now_SK[slot, NEXT] = -1.0
+            slots.slots[found] = slot
+            found += 1
+            for h in range(hops):
+                other = slots.hop_SH[slot, h]
+                if other >= 0 and net.seen_L[other] != mark:
+                    net.seen_L[other] = mark
+                    net.links[links] = other
+                    links += 1
         net.spare_L[link], net.open_L[link] = spare, wide
         net.level_L[link] = np.inf
     return links, found
 
 
 @njit(cache=True, nogil=True)
-def _fill(net, slots, links):
-    """Raise all open flows together; the tightest link stops its own, the others go on: max-min fair rates."""
+def _take_all(net, slots, high, mark, floor):
+    """As _reach, but every link and every slot not slower than `floor`, in one pass through memory."""
     hops = slots.hop_SH.shape[1]
+    links, found = len(net.capacity_L), 0
+    for link in range(links):
+        net.seen_L[link] = mark
+        net.links[link] = link
+        net.spare_L[link], net.open_L[link] = _capacity(net, link), 0.0
+        if net.level_L[link] >= floor:
+            net.level_L[link] = np.inf
+    for slot in range(high):
+        if slots.op_S[slot] < 0:
+            continue
+        rate = slots.now_SK[slot, RATE]
+        slow = 0.0 <= rate < floor
+        for h in range(hops):
+            link = slots.hop_SH[slot, h]
+            if link < 0:
+                break
+            w = 1.0 if slots.unit else slots.weight_SH[slot, h]
+            if slow:
+                net.spare_L[link] -= w * rate
+            else:
+                net.open_L[link] += w
+        if not slow:
+            slots.now_SK[slot, NEXT] = -1.0
+            slots.slots[found] = slot
+            found += 1
+    return links, found
+
+
+@njit(cache=True, nogil=True)
+def _stop_flows(net, slots, link, level):
+    """A link is full: its open flows get this rate, and their other links have that much less to give."""
+    hops = slots.hop_SH.shape[1]
+    net.level_L[link] = level
+    first = net.ptr_L[link]
+    for k in range(first, first + net.len_L[link]):
+        slot = net.flows[k] >> HOP_BITS
+        if slots.now_SK[slot, NEXT] >= 0.0:
+            continue
+        slots.now_SK[slot, NEXT] = level
+        for h in range(hops):
+            other = slots.hop_SH[slot, h]
+            if other < 0:
+                break
+            w = 1.0 if slots.unit else slots.weight_SH[slot, h]
+            net.spare_L[other] -= w * level
+            net.open_L[other] -= w
+
+
+@njit(cache=True, nogil=True)
+def _fill_by_scan(net, slots, links):
+    """As _fill, looking through all open links for the tightest: better where each touches most others."""
+    level = -1.0
+    while links:
+        best, spare, wide = -1, 0.0, 0.0
+        n = 0
+        for k in range(links):
+            link = net.links[k]
+            own = net.open_L[link]
+            if own <= 0.0:
+                continue
+            net.links[n] = link
+            n += 1
+            if best < 0 or net.spare_L[link] * wide < spare * own:
+                best, spare, wide = link, net.spare_L[link], own
+        links = n
+        if best >= 0:
+            share = max(0.0, spare) / wide
+            if level < 0.0 or share > level * (1.0 + SAME_LEVEL):
+                level = share
+            _stop_flows(net, slots, best, level)
+
+
+@njit(cache=True, nogil=True)
+def _fill(net, slots, links, found):
+    """Raise all open flows together; the tightest link stops its own, the others go on: max-min fair rates."""
+    if links * links < 16 * found:
+        _fill_by_scan(net, slots, links)
+        return
     n = 0
     for k in range(links):
         link = net.links[k]
@@ -223,29 +312,17 @@ def _fill(net, slots, links):
     level = -1.0
     while n:
         share, link = net.heap_t[0], net.heap_i[0]
-        n = pop(net.heap_t, net.heap_i, n)
         if net.open_L[link] <= 0.0:
+            n = pop(net.heap_t, net.heap_i, n)
             continue
         now = max(0.0, net.spare_L[link]) / net.open_L[link]
         if now > share * (1.0 + SAME_TIME):  # others have stopped since: it fills up later than it seemed
-            n = push(net.heap_t, net.heap_i, n, now, link)
+            _sink(net.heap_t, net.heap_i, n, now, link)
             continue
         if level < 0.0 or now > level * (1.0 + SAME_LEVEL):
             level = now
-        net.level_L[link] = level
-        first = net.ptr_L[link]
-        for k in range(first, first + net.len_L[link]):
-            slot = net.flows[k] >> HOP_BITS
-            if slots.seen_S[slot] != net.seen_L[link] or slots.next_S[slot] >= 0.0:
-                continue
-            slots.next_S[slot] = level
-            for h in range(hops):
-                other = slots.hop_SH[slot, h]
-                if other < 0:
-                    break
-                w = slots.weight_SH[slot, h]
-                net.spare_L[other] -= w * level
-                net.open_L[other] -= w
+        n = pop(net.heap_t, net.heap_i, n)
+        _stop_flows(net, slots, link, level)
 
 
 @njit(cache=True, nogil=True)
@@ -253,29 +330,35 @@ def _settle(slots, found, now):
     """Give the solved slots their new rates from `now` on, and foresee their ends."""
     for k in range(found):
         slot = slots.slots[k]
-        rate = slots.next_S[slot]
-        if rate == slots.rate_S[slot]:
+        old, rate = slots.now_SK[slot, RATE], slots.now_SK[slot, NEXT]
+        if rate == old:
             continue
-        if slots.rate_S[slot] > 0.0:
-            slots.left_S[slot] -= slots.rate_S[slot] * (now - slots.since_S[slot])
-        slots.since_S[slot] = now
-        slots.rate_S[slot] = rate
-        slots.end_S[slot] = now + max(0.0, slots.left_S[slot]) / rate if rate > 0.0 else np.inf
+        left = slots.now_SK[slot, LEFT]
+        if old > 0.0:
+            left -= old * (now - slots.now_SK[slot, SINCE])
+        slots.now_SK[slot, RATE] = rate
+        slots.now_SK[slot, LEFT] = left
+        slots.now_SK[slot, SINCE] = now
+        slots.end_S[slot] = now + max(0.0, left) / rate if rate > 0.0 else np.inf
         slots.min1[slot // FAN] = -1.0  # stale
         slots.min2[slot // (FAN * FAN)] = -1.0
 
 
 @njit(cache=True, nogil=True)
-def share_again(net, slots, free, high, gone, come, path_ptr, path, weight, size, now, mark):
-    """Take `gone` slots off, put `come` operations on, and share the links anew: (free slots, high, slots solved)."""
+def share_again(net, slots, free, high, gone, come, path_ptr, path, weight, size, now, mark, all_):
+    """Take `gone` slots off, put `come` operations on, and share the links anew: (free slots, high, slots solved).
+
+    `all_`: look at all that flows; else only at what the change can reach. The rates are the same.
+    """
     hops = slots.hop_SH.shape[1]
     dirty = np.empty((len(gone) + len(come)) * hops, np.int64)
     n = 0
     for slot in gone:
         for h in range(hops):
-            if slots.hop_SH[slot, h] >= 0 and net.seen_L[slots.hop_SH[slot, h]] != -mark:
-                dirty[n] = slots.hop_SH[slot, h]
-                net.seen_L[dirty[n]] = -mark
+            link = slots.hop_SH[slot, h]
+            if link >= 0 and net.seen_L[link] != -mark:
+                dirty[n] = link
+                net.seen_L[link] = -mark
                 n += 1
         _leave(net, slots, slot)
         slots.free[free] = slot
@@ -287,15 +370,18 @@ def share_again(net, slots, free, high, gone, come, path_ptr, path, weight, size
         else:
             slot = high
             high += 1
-        _join(net, slots, slot, op, path_ptr, path, weight)
-        slots.left_S[slot] = size[op]
+        _join(net, slots, slot, op, path_ptr, path, weight, size[op])
         for e in range(path_ptr[op], path_ptr[op + 1]):
             if net.seen_L[path[e]] != -mark:
                 dirty[n] = path[e]
                 net.seen_L[path[e]] = -mark
                 n += 1
-    links, found = _collect(net, slots, dirty[:n], mark, _floor(net, slots, dirty[:n]))
-    _fill(net, slots, links)
+    floor = _floor(net, slots, dirty[:n])
+    if all_:
+        links, found = _take_all(net, slots, high, mark, floor)
+    else:
+        links, found = _reach(net, slots, dirty[:n], mark, floor)
+    _fill(net, slots, links, found)
     _settle(slots, found, now)
     return free, high, found
 
@@ -341,16 +427,18 @@ def new_net(path_ptr, path, capacity, contended, law):
 
 
 @njit(cache=True, nogil=True)
-def new_slots(path_ptr):
+def new_slots(path_ptr, weight):
     flows, hops = 0, 1
     for i in range(len(path_ptr) - 1):
         length = path_ptr[i + 1] - path_ptr[i]
         flows += length > 0
         hops = max(hops, length)
+    unit = True
+    for w in weight:
+        unit &= w == 1.0
     room = -(-max(1, flows) // (FAN * FAN)) * FAN * FAN
     return Slots(
-        np.full(room, -1, np.int32), np.empty((room, hops), np.int32), np.empty((room, hops)),
-        np.empty((room, hops), np.int32), np.empty(room), np.empty(room), np.empty(room), np.empty(room),
-        np.full(room, np.inf), np.zeros(room, np.int64), np.empty(room, np.int32), np.empty(room, np.int32),
-        np.full(room // FAN, np.inf), np.full(room // (FAN * FAN), np.inf),
+        np.full(room, -1, np.int32), np.empty((room, hops), np.int32), np.empty((room, hops)), unit,
+        np.empty((room, hops), np.int32), np.zeros((room, 4)), np.full(room, np.inf), np.empty(room, np.int32),
+        np.empty(room, np.int32), np.full(room // FAN, np.inf), np.full(room // (FAN * FAN), np.inf),
     )  # fmt: skip
