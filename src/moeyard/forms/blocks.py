@@ -11,7 +11,7 @@ import numpy as np
 from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.blocks import block_loads, block_receives, block_sends, wire_seconds
+from moeyard.kernels.blocks import block_receives, block_sends, detour_rows, port_work
 from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
@@ -92,22 +92,26 @@ class Blocks:
             room = n
 
     def seconds(self) -> float:
-        """Closed-form cost: each step's slowest port, fair sharing under the contention law, steps in turn."""
-        cluster, row = self.cluster, self.traffic.row_bytes
-        per, nics = cluster.ranks_per_node, cluster.nics_per_node
-        wire, up = block_loads(self.traffic.rows, per, *self._routing())
-        worst = up.max(axis=(1, 2))
-        balance, local, spread = np.where(worst > 0, worst * row / cluster.scale_up.bandwidth + cluster.scale_up.latency, 0.0)
+        """Closed-form cost of straight blocks: each step's slowest port, fair sharing under the contention law."""
+        cluster, rows, row = self.cluster, self.traffic.rows, self.traffic.row_bytes
+        law = (float(cluster.contention.loss), float(cluster.contention.knee), float(cluster.contention.ceiling))
+        via_R = np.where(self.alive, np.arange(self.num_ranks), self.detour)
+        node_R = np.arange(self.num_ranks) // cluster.ranks_per_node
+        up = cluster.scale_up
+        worst = detour_rows(rows, cluster.ranks_per_node, via_R).max(axis=(1, 2))
+        balance, local, spread = (n * row / up.bandwidth + up.latency if n > 0 else 0.0 for n in worst.tolist())
         crossing = 0.0
-        if wire.any():
-            law = (float(cluster.contention.loss), float(cluster.contention.knee), float(cluster.contention.ceiling))
-            port_R = (np.arange(cluster.nodes)[:, None] * nics + cluster.nic_G).reshape(-1)
-            capacity = np.maximum(cluster.scale_out.bandwidth * cluster.rails.reshape(-1), 1e-300)
-            crossing = wire_seconds(wire, port_R, capacity, law) * row + cluster.scale_out.latency
-            if cluster.datacenters > 1 and cluster.wan is not None:
-                size = cluster.nodes_per_datacenter * per
-                dc_R = np.arange(cluster.num_ranks) // size
-                wan = np.full(cluster.datacenters, cluster.wan.bandwidth)
-                far = wire_seconds(wire, dc_R, wan, law) * row
-                crossing = max(crossing, far + cluster.wan.latency if far else 0.0)
-        return float(max(balance + max(local, crossing), balance + local) + spread)
+        if cluster.nodes > 1:
+            ports = cluster.nodes * cluster.nics_per_node
+            port_R = node_R * cluster.nics_per_node + np.tile(cluster.nic_G, cluster.nodes)
+            work = port_work(rows, via_R, node_R, port_R, ports, law).max(axis=0)
+            rate = cluster.scale_out.bandwidth * cluster.rails.reshape(-1)
+            used = work > 0
+            if used.any():
+                crossing = float((work[used] * row / rate[used]).max()) + cluster.scale_out.latency
+        if cluster.datacenters > 1 and cluster.wan is not None:
+            dc_R = node_R // cluster.nodes_per_datacenter
+            far = float(port_work(rows, via_R, dc_R, dc_R, cluster.datacenters, law).max())
+            if far > 0:
+                crossing = max(crossing, far * row / cluster.wan.bandwidth + cluster.wan.latency)
+        return balance + max(local, crossing) + spread

@@ -12,7 +12,7 @@ from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.kernels.estimate import pair_loads, scale_up_ratios
-from moeyard.kernels.lanes import first_lanes, lane_receives, lane_sends, pair_sums
+from moeyard.kernels.lanes import UNIT, first_lanes, lane_receives, lane_sends, pair_sums
 from moeyard.kernels.stages import assemble
 from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
@@ -43,6 +43,21 @@ class Pairs:
             )
         return cls(cluster, traffic, rows, by_origin, by_target, first)
 
+    @property
+    def capacity_NN(self) -> FloatArray:
+        """Of each pair's lanes together, in healthy nics; never zero."""
+        return np.maximum(self.cluster.lanes[1].sum(axis=2), 1) / UNIT
+
+    @cached_property
+    def seconds_NN(self) -> FloatArray:
+        """Each pair alone on the wire, without latency."""
+        return self.rows_NN * (self.traffic.row_bytes / self.cluster.scale_out.bandwidth) / self.capacity_NN
+
+    @cached_property
+    def busiest(self) -> float:
+        """The longest that a node's wire must be busy."""
+        return float(max(self.seconds_NN.sum(axis=0).max(), self.seconds_NN.sum(axis=1).max()))
+
     @cached_property
     def loads(self) -> tuple[FloatArray, ...]:
         """What each pair asks of scale-up ports and lanes; see `pair_loads`."""
@@ -60,6 +75,13 @@ class Pairs:
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
         early, late, finest = scale_up_ratios(self.rows_NN, self.loads, up, out, latency)
         return early, late, finest
+
+    @cached_property
+    def common_ratios(self) -> tuple[float, float, float]:
+        """The same for batches common to all nodes: a node's ratio counts by its share of the longest time on the wire."""
+        early, late, finest = self.ratios
+        share = finest.min() / finest
+        return float((early * share).max()), float((late * share).max()), float(finest.min())
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.estimate import factor
+from moeyard.kernels.estimate import integrate
 from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
@@ -126,75 +126,63 @@ def block_receives(out, me, rows_RR, per, stage, hashed, alive, detour, to_NNM, 
 
 
 @njit(cache=True)
-def block_loads(rows_RR, per, hashed, alive, detour, to_NNM, carrier):
-    """wire[a, b]: rows of each wire message; and rows of each rank's scale-up port: [balance, local, spread][out, in]."""
+def port_work(rows_RR, via_R, group_R, port_R, ports, law):
+    """Rows of each port, out and in, of the blocks between groups, stretched by the contention law as if all started
+    together: work[direction, port]."""
     ranks = len(rows_RR)
-    wire = np.zeros((ranks, ranks))
-    up = np.zeros((3, 2, ranks))
+    work, most = np.zeros((2, ports)), np.zeros((2, ports))
+    flows = 0
     for i in range(ranks):
+        p = port_R[via_R[i]]
         for j in range(ranks):
             rows = rows_RR[i, j]
-            if rows == 0 or i == j:
-                continue
-            if i // per == j // per:
-                up[1, 0, i] += rows
-                up[1, 1, j] += rows
-                continue
-            a, b = via(i, j, per, hashed, alive, detour, to_NNM, carrier)
-            wire[a, b] += rows
-            if a != i:
-                up[0, 0, i] += rows
-                up[0, 1, a] += rows
-            if b != j:
-                up[2, 0, b] += rows
-                up[2, 1, j] += rows
-    return wire, up
+            if rows > 0 and group_R[i] != group_R[j]:
+                q = port_R[via_R[j]]
+                work[0, p] += rows
+                work[1, q] += rows
+                most[0, p] = max(most[0, p], rows)
+                most[1, q] = max(most[1, q], rows)
+                flows += 1
+    if law[0] == 0.0 or flows == 0:
+        return work
+    top = 32
+    count, size = np.zeros((2, ports, top + 1)), np.zeros((2, ports, top + 1))
+    for i in range(ranks):
+        p = port_R[via_R[i]]
+        for j in range(ranks):
+            rows = rows_RR[i, j]
+            if rows > 0 and group_R[i] != group_R[j]:
+                q = port_R[via_R[j]]
+                b = int(np.sqrt(rows / most[0, p]) * top)
+                c = int(np.sqrt(rows / most[1, q]) * top)
+                count[0, p, b] += 1
+                size[0, p, b] += rows
+                count[1, q, c] += 1
+                size[1, q, c] += rows
+    for d in range(2):
+        for p in range(ports):
+            if work[d, p] > 0:
+                integrate(count[d, p], size[d, p], most[d, p], 1.0, law)
+                work[d, p] = size[d, p, top]
+    return work
 
 
 @njit(cache=True)
-def shared_total(sizes, loss, knee, ceiling):
-    """How long one port of capacity 1 needs for flows of these sizes, all started together."""
-    sizes = sizes[sizes > 0]
-    flows = len(sizes)
-    total = sizes.sum()
-    if loss == 0.0 or flows == 0:
-        return total
-    # Beyond `deep` flows the ceiling holds: only the largest need sorting.
-    deep = flows if ceiling == np.inf else min(flows, int(np.ceil(knee + (ceiling - 1.0) / loss)))
-    if deep < flows:
-        sizes = np.partition(sizes, flows - deep - 1)[flows - deep - 1 :]
-        level = sizes[0]
-        largest = np.sort(sizes[1:])
-        now = ceiling * (total - (largest - level).sum())
-    else:
-        level = 0.0
-        largest = np.sort(sizes)
-        now = 0.0
-    for i in range(deep):
-        now += (largest[i] - level) * (deep - i) * factor(deep - i, loss, knee, ceiling)
-        level = largest[i]
-    return now
-
-
-@njit(cache=True)
-def wire_seconds(wire, port_R, capacity_P, law):
-    """The slowest port, out or in, of wire messages that all start together."""
-    ranks = len(wire)
-    worst = 0.0
-    for back in range(2):
-        for p in range(len(capacity_P)):
-            members = 0
-            for r in range(ranks):
-                members += port_R[r] == p
-            flows = np.empty(members * ranks)
-            n = 0
-            for r in range(ranks):
-                if port_R[r] == p:
-                    for q in range(ranks):
-                        v = wire[q, r] if back else wire[r, q]
-                        if v > 0 and port_R[q] != p:
-                            flows[n] = v
-                            n += 1
-            if n:
-                worst = max(worst, shared_total(flows[:n], law[0], law[1], law[2]) / capacity_P[p])
-    return worst
+def detour_rows(rows_RR, per, via_R):
+    """Rows of each rank's scale-up port: [to the stand-in, inside the node, from the stand-in][out, in]."""
+    ranks = len(rows_RR)
+    up = np.zeros((3, 2, ranks))
+    for i in range(ranks):
+        first = i - i % per
+        for j in range(first, first + per):
+            if i != j:
+                up[1, 0, i] += rows_RR[i, j]
+                up[1, 1, j] += rows_RR[i, j]
+        if via_R[i] != i:
+            for j in range(ranks):
+                if j < first or j >= first + per:
+                    up[0, 0, i] += rows_RR[i, j]
+                    up[0, 1, via_R[i]] += rows_RR[i, j]
+                    up[2, 0, via_R[i]] += rows_RR[j, i]
+                    up[2, 1, i] += rows_RR[j, i]
+    return up

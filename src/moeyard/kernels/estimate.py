@@ -19,6 +19,26 @@ def factor(flows, loss, knee, ceiling):
 
 
 @njit(cache=True)
+def integrate(count, size, most, weight, law):
+    """Replace size[b] by the time when a port of capacity 1 is through with the flows of bin b, all started together.
+
+    Bin b holds count[b] flows of sizes from most * (b / top)**2, size[b] in all; each counts for `weight` flows. While bin
+    b is served, those above it send a full width more, its own members their mean part of it.
+    """
+    top = len(count) - 1
+    flows, now, edge = 0.0, 0.0, 0.0
+    for b in range(top + 1):
+        flows += count[b]
+    for b in range(top + 1):
+        above = most * ((b + 1) / top) ** 2
+        work = (flows - count[b]) * (above - edge) + size[b] - count[b] * edge
+        now += work * factor((flows - 0.5 * count[b]) * weight, law[0], law[1], law[2])
+        flows -= count[b]
+        size[b] = now
+        edge = above
+
+
+@njit(cache=True)
 def _share(seconds, ids, begin, end, solo, weight, law, bins):
     """Raise seconds[e] of the messages ids[begin:end] of one port to when each is through, all starting together.
 
@@ -50,20 +70,13 @@ def _share(seconds, ids, begin, end, solo, weight, law, bins):
     bins[:] = 0.0
     top = bins.shape[1] - 1
     for i in range(begin, end):
-        b = int(solo[ids[i]] / most * top)
+        b = int(np.sqrt(solo[ids[i]] / most) * top)
         bins[0, b] += 1
         bins[1, b] += solo[ids[i]]
-    # In bin b, those above it send a full width more, its own members their mean part of it.
-    flows, now, width = n, 0.0, most / top
-    for b in range(top + 1):
-        inside = bins[1, b] - bins[0, b] * b * width
-        work = (flows - bins[0, b]) * width + inside
-        now += work * factor((flows - 0.5 * bins[0, b]) * weight, loss, knee, ceiling)
-        flows -= bins[0, b]
-        bins[1, b] = now
+    integrate(bins[0], bins[1], most, weight, law)
     for i in range(begin, end):
         e = ids[i]
-        seconds[e] = max(seconds[e], bins[1, int(solo[e] / most * top)])
+        seconds[e] = max(seconds[e], bins[1, int(np.sqrt(solo[e] / most) * top)])
 
 
 @njit(cache=True)
@@ -148,6 +161,28 @@ def message_seconds(
             _share_all(lo, hi, wan_out, ports, seconds, wan_solo, flows, law)
             _share_all(lo, hi, wan_in, ports, seconds, wan_solo, flows, law)
     return seconds + latency
+
+
+@njit(cache=True)
+def at_once_seconds(seconds_NN, law):
+    """The slowest node, out or in, when all pairs go at once."""
+    nodes = len(seconds_NN)
+    worst = 0.0
+    bins = np.zeros((2, 33))
+    ids = np.arange(nodes)
+    for k in range(nodes):
+        for back in range(2):
+            solo = seconds_NN[:, k].copy() if back else seconds_NN[k].copy()
+            n = 0
+            for f in range(nodes):
+                if solo[f] > 0:
+                    ids[n] = f
+                    n += 1
+            if n > 0:
+                through = np.zeros(nodes)
+                _share(through, ids, 0, n, solo, 1.0, law, bins)
+                worst = max(worst, through.max())
+    return worst
 
 
 @njit(cache=True)

@@ -28,6 +28,23 @@ def _level(part, ratio, finest):
 
 
 @njit(cache=True)
+def levels_by_stage(w_stage, w_lo, w_hi, head, tail, finest):
+    """Balance and spread batch of each message, common to all nodes, by the largest message of each stage."""
+    stages = w_stage[-1] + 1 if len(w_stage) > 0 else 0
+    size = np.zeros(stages)
+    for m in range(len(w_stage)):
+        size[w_stage[m]] = max(size[w_stage[m]], w_hi[m] - w_lo[m])
+    whole = size.sum()
+    first, last = np.empty(stages, np.int64), np.empty(stages, np.int64)
+    before = 0.0
+    for s in range(stages):
+        first[s] = _level(before / whole, head, finest)
+        before += size[s]
+        last[s] = LEVELS - 1 - _level(max(0.0, 1.0 - before / whole), tail, finest)
+    return first[w_stage], last[w_stage]
+
+
+@njit(cache=True)
 def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_ratio, finest):
     """Balance batch by what the sender has sent in earlier stages, spread batch by what the receiver gets in later ones.
 

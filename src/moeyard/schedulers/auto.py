@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_lanes
+from moeyard.estimate import estimate_lanes, law
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.kernels.estimate import at_once_seconds
+from moeyard.kernels.orders import birkhoff, list_makespan, shifts
 from moeyard.schedule import Schedule
 from moeyard.schedulers.lanes import (
     fast_lanes,
+    node_work,
     rails_lanes,
     shot_lanes,
     shunt_orders,
@@ -19,25 +24,53 @@ from moeyard.schedulers.lanes import (
 )
 from moeyard.traffic import Traffic
 
-LANES: dict[str, Callable[[Pairs], list[Lanes]]] = {
-    "rails": lambda pairs: [rails_lanes(pairs)],
-    "waves": lambda pairs: [waves_lanes(pairs)],
-    "shot": lambda pairs: [shot_lanes(pairs)],
-    "spread": lambda pairs: [spread_lanes(pairs)],
-    "fast": lambda pairs: [fast_lanes(pairs)],
-    "shunt": shunt_orders,
-}
+# (name, seconds that it cannot beat, its orders)
+Candidate = tuple[str, float, Callable[[], list[Lanes]]]
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
-    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt; `considered` has them all."""
+    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt.
+
+    What cannot beat the best found so far is not built; what was built is in `considered`.
+    """
     pairs = Pairs.of(cluster, traffic)
-    blocks = Blocks.of(cluster, traffic, hashed=False)
-    forms: list[tuple[float, str, Lanes | Blocks]] = [(blocks.seconds(), "direct", blocks)]
+    best: Lanes | Blocks = Blocks.of(cluster, traffic, hashed=False)
+    found = {"direct": best.seconds()}
+    winner = "direct"
     if cluster.nodes > 1 and pairs.rows_NN.any():
-        forms += [(estimate_lanes(form), name, form) for name, orders in LANES.items() for form in orders(pairs)]
-    forms.sort(key=lambda found: found[0])  # ties: the simpler, which stands first
-    considered: dict[str, float] = {}
-    for seconds, name, _ in forms:
-        considered.setdefault(name, seconds)
-    return Schedule(cluster, traffic, forms[0][2], forms[0][1], tuple(considered.items()))
+        for name, least, orders in _candidates(pairs):
+            if least >= found[winner]:
+                continue
+            for form in orders():
+                seconds = estimate_lanes(form)
+                if seconds < found[winner]:
+                    winner, best = name, form
+                found[name] = min(seconds, found.get(name, seconds))
+    considered = tuple(sorted(found.items(), key=lambda item: item[1]))
+    return Schedule(cluster, traffic, best, winner, considered)
+
+
+def _candidates(pairs: Pairs) -> Iterator[Candidate]:
+    """The more promising family first: all at once, or one-to-one."""
+    latency = pairs.cluster.scale_out.latency
+    seconds = np.where(pairs.rows_NN > 0, pairs.seconds_NN + latency, 0.0)
+    at_once = at_once_seconds(pairs.seconds_NN, law(pairs.cluster)) + latency
+    in_turn = float(max(seconds.sum(axis=0).max(), seconds.sum(axis=1).max()))
+    families = [(at_once, _at_once(pairs, at_once)), (in_turn, _in_turn(pairs, seconds, in_turn))]
+    for _, family in sorted(families, key=lambda family: family[0]):
+        yield from family
+
+
+def _at_once(pairs: Pairs, least: float) -> Iterator[Candidate]:
+    yield "waves", least, lambda: [waves_lanes(pairs)]
+    yield "rails", least, lambda: [rails_lanes(pairs)]
+    yield "shot", least, lambda: [shot_lanes(pairs)]
+
+
+def _in_turn(pairs: Pairs, seconds: np.ndarray[tuple[int, int], np.dtype[np.float64]], least: float) -> Iterator[Candidate]:
+    # A few matchings at a time save latency: only the bytes bind them.
+    yield "shunt", pairs.busiest, lambda: shunt_orders(pairs)
+    yield "spread", list_makespan(shifts(len(seconds)), seconds), lambda: [spread_lanes(pairs)]
+    matchings = birkhoff(node_work(pairs))
+    stages = pairs.cluster.scale_out.latency * len(matchings[1])
+    yield "fast", max(least, pairs.busiest + stages), lambda: [fast_lanes(pairs, matchings)]

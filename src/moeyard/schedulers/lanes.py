@@ -10,7 +10,6 @@ from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, order_lanes
-from moeyard.kernels.lanes import UNIT
 from moeyard.kernels.orders import (
     birkhoff,
     heavy_matchings,
@@ -19,9 +18,10 @@ from moeyard.kernels.orders import (
     matchings_in_order,
     open_shop,
     shifts,
+    wave_cuts,
     waves,
 )
-from moeyard.kernels.stages import levels_by_node
+from moeyard.kernels.stages import levels_by_node, levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 
@@ -84,9 +84,9 @@ def spread_lanes(pairs: Pairs) -> Lanes:
     return _staged(pairs, matchings_in_order(perms, np.full(len(perms), rows.max()), rows, rows))
 
 
-def fast_lanes(pairs: Pairs) -> Lanes:
-    work = _work(pairs)
-    return _staged(pairs, matchings_in_order(*birkhoff(work), pairs.rows_NN, work))
+def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None) -> Lanes:
+    work = node_work(pairs)
+    return _staged(pairs, matchings_in_order(*(matchings or birkhoff(work)), pairs.rows_NN, work))
 
 
 def shot_lanes(pairs: Pairs) -> Lanes:
@@ -101,27 +101,14 @@ def rails_lanes(pairs: Pairs) -> Lanes:
 
 
 def waves_lanes(pairs: Pairs) -> Lanes:
-    early, late, finest = pairs.ratios
-    # The node with the least share of fine batches is on the wire longest; the others' ratios count by their share of it.
-    longest = finest.min() / finest
-    return _in_waves(pairs, _cuts(float((early * longest).max()), float((late * longest).max()), float(finest.min())))
-
-
-def _cuts(head: float, tail: float, finest: float) -> IntArray:
-    """Ends of waves, in 64ths: from both ends, each wave 1 / ratio times as large as the one before it."""
-    before, after = [finest], [finest]
-    while sum(before) + sum(after) < 1.0:
-        grow, ratio = (before, head) if before[-1] / head <= after[-1] / tail else (after, tail)
-        grow.append(grow[-1] / ratio)
-    sizes = np.array(before[:-1] + after[::-1]) if len(before) > 1 else np.array(after[::-1])
-    return np.unique(np.maximum(1, np.round(64 * np.cumsum(sizes) / sizes.sum()))).astype(np.int64)
+    return _in_waves(pairs, wave_cuts(*pairs.common_ratios))
 
 
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     cluster = pairs.cluster
     # A pair whose lane crosses within two latencies gains nothing from waves.
     least = 2 * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
-    wire = waves(pairs.rows_NN, least * _capacity(pairs), cuts)
+    wire = waves(pairs.rows_NN, least * pairs.capacity_NN, cuts)
     return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True)
 
 
@@ -131,23 +118,20 @@ def shunt_orders(pairs: Pairs) -> list[Lanes]:
     latency, nodes = cluster.scale_out.latency, len(rows)
     if nodes < 2:
         return [_chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))]
-    crossing = rows * (pairs.traffic.row_bytes / cluster.scale_out.bandwidth) / _capacity(pairs)
-    busiest = max(crossing.sum(axis=0).max(), crossing.sum(axis=1).max())
+    crossing = pairs.seconds_NN
     seconds = np.where(rows > 0, crossing + latency, 0.0)
-    once = (rows > 0).astype(np.int64)
-
-    lists = [open_shop(seconds, once, lookahead) for lookahead in (0.001, 0.02)]
-    matchings = [heavy_matchings(seconds, step) for step in (0.85, 0.93)]
-    src, dst, _, best = min(lists, key=lambda found: found[3])
-    perms = min(matchings, key=lambda found: list_makespan(found, seconds))
+    src, dst, _, best = open_shop(seconds, (rows > 0).astype(np.int64), 0.001)
+    perms = heavy_matchings(seconds, 0.93)
     if list_makespan(perms, seconds) < best:
         orders = [_chained(pairs, in_list_order(perms, rows, 0))]
     else:
         orders = [_chained(pairs, (np.arange(len(src)), src, dst, np.zeros_like(src), rows[src, dst]))]
 
+    busiest = pairs.busiest
     if crossing.max() > busiest / PIECES:  # large pairs in pieces, so that balance and spread keep pace
         parts = np.minimum(np.ceil(crossing * (PIECES / busiest)).astype(np.int64), rows)
-        src, dst, piece, _ = open_shop(np.where(parts > 0, crossing / np.maximum(parts, 1) + latency, 0.0), parts, 0.001)
+        each = np.where(parts > 0, crossing / np.maximum(parts, 1) + latency, 0.0)
+        src, dst, piece, _ = open_shop(each, parts, 0.001)
         n, p = rows[src, dst], parts[src, dst]
         orders.append(_chained(pairs, (np.arange(len(src)), src, dst, n * piece // p, n * (piece + 1) // p)))
 
@@ -169,16 +153,12 @@ def _chained(pairs: Pairs, wire: Wire) -> Lanes:
 
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
-    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios), per_node=True, barrier=True)
+    """One-to-one stages, each after the last."""
+    levels = levels_by_stage(wire[0], wire[3], wire[4], *pairs.common_ratios)
+    return order_lanes(pairs, wire, levels, per_node=False, barrier=True)
 
 
-def _capacity(pairs: Pairs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Of each pair's lanes together, in healthy nics; never zero."""
-    weight: IntArray = pairs.cluster.lanes[1].sum(axis=2)
-    return np.maximum(weight, 1) / UNIT
-
-
-def _work(pairs: Pairs) -> IntArray:
+def node_work(pairs: Pairs) -> IntArray:
     """Rows of each pair as if its lanes were as many as the best pair's: time, in whole numbers."""
     capacity = pairs.cluster.lanes[1].sum(axis=2)
     most = capacity.max()
