@@ -242,10 +242,11 @@ def _whole(what: str, value: float, least: int) -> None:
         raise InvalidModel(f"{what} must be a whole number of at least {least}, got {value!r}")
 
 
-# For callers who give no model: rows of 4096 and experts of width 2048 in bf16, on a rank that reaches 400 Tflop/s.
+# For callers who give no model: 32 layers, rows of 4096 and experts of width 2048 in bf16, on a rank that reaches 400 Tflop/s.
 STAND_IN = ModelSpec(
     row_bytes=2 * 4096,
     expert_bytes=2 * 3 * 4096 * 2048,
     expert_flops=2.0 * 3 * 4096 * 2048,
     flops=400e12,
+    layers=32,
 )

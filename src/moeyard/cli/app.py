@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moeyard.cli import clusters, doctor, schedule, simulate
+from moeyard.cli import clusters, doctor, plan, schedule, simulate
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 app.command("schedule")(schedule.run)
+app.command("plan")(plan.run)
 app.command("simulate")(simulate.run)
 app.command("clusters")(clusters.run)
 app.command("doctor")(doctor.run)

@@ -1,0 +1,150 @@
+"""`moeyard plan CLUSTER DEMAND_OR_TRACE`: planners side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from moeyard.cli.show import console, print_json, table
+from moeyard.cluster import Cluster
+from moeyard.demand import Demand
+from moeyard.formats import load_cluster, load_demand, load_trace
+from moeyard.formats.clusters import cluster_data
+from moeyard.formats.models import load_model, model_names
+from moeyard.formats.placements import save_placement
+from moeyard.formats.traces import find_trace, trace_names
+from moeyard.model import STAND_IN, ModelSpec
+from moeyard.planners.compare import Plan, compare_planners
+from moeyard.units import parse_bytes, show_bytes, show_seconds
+
+
+def run(
+    cluster: Annotated[
+        str,
+        typer.Argument(metavar="CLUSTER", help="A built-in cluster (see `moeyard clusters`) or a TOML file."),
+    ],
+    demand: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEMAND_OR_TRACE",
+            help="rows[rank, expert] as .npy, .npz or .csv; or a recorded trace: .npz with `counts`, or one of "
+            f"{', '.join(trace_names())}.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(model_names())}, or a Hugging Face config.json; default: a mid-size one."
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=0, help="Replica slots per rank; default: as many as pay.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help='Bytes per rank for replicas, such as "2 GB".')] = None,
+    planner: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Assign all plans so; default: each planner's own.")
+    ] = None,
+    record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = -1,
+    layer: Annotated[int, typer.Option(help="Layer of a trace.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the best placement to this JSON file.")] = None,
+) -> None:
+    """Compare planners on one layer's demand.
+
+    For each: balancedness (mean / slowest rank), replicas, bytes that replicas gather each step, bytes that homes moved
+    (once), predicted time of the layer's forward and backward, how many times the bound that no placement can beat, and
+    the time to plan (warm).
+    """
+    machines = load_cluster(cluster)
+    asked = read_demand(demand, record, layer)
+    spec = STAND_IN if model is None else load_model(model)
+    if memory is not None:
+        fits = int(min(parse_bytes(memory) // spec.expert_bytes, asked.num_experts))
+        slots = fits if slots is None else min(slots, fits)
+    plans = compare_planners(machines, asked, planners=planner, policy=policy, slots=slots, model=spec)
+    best = min(plans, key=lambda plan: plan.cost.total)
+    if save is not None:
+        save_placement(best.placement, save)
+    if json:
+        print_json(_data(machines, asked, spec, slots, plans, best))
+    else:
+        _show(machines, asked, spec, plans, best, save)
+
+
+def read_demand(source: str, record: int, layer: int) -> Demand:
+    """From a trace, by name or if the file holds one, else rows[rank, expert]."""
+    if source in trace_names():
+        return find_trace(source).demand(record, layer)
+    if Path(source).suffix == ".npz" and Path(source).is_file():
+        with np.load(source) as arrays:
+            trace = "counts" in arrays.files
+        if trace:
+            return load_trace(source).demand(record, layer)
+    return load_demand(source)
+
+
+def _data(
+    cluster: Cluster, demand: Demand, model: ModelSpec, slots: int | None, plans: list[Plan], best: Plan
+) -> dict[str, Any]:
+    return {
+        "cluster": cluster_data(cluster),
+        "ranks": demand.num_ranks,
+        "experts": demand.num_experts,
+        "rows": int(demand.rows.sum()),
+        "row_bytes": model.row_bytes,
+        "expert_bytes": model.expert_bytes,
+        "slots": slots,
+        "bound_s": plans[0].floor,
+        "best": best.planner,
+        "planners": [
+            {
+                "planner": plan.planner,
+                "label": plan.placement.planner,
+                "policy": plan.policy,
+                "balancedness": plan.balancedness,
+                "copies": plan.placement.copies,
+                "gathered_bytes": plan.gathered_bytes,
+                "migrated_bytes": plan.migrated_bytes,
+                "time_s": plan.cost.total,
+                "dispatch_s": plan.cost.dispatch,
+                "experts_s": plan.cost.expert_forward + plan.cost.expert_backward,
+                "exposed_gather_s": plan.cost.exposed_gather,
+                "exposed_reduce_s": plan.cost.exposed_reduce,
+                "x_bound": plan.x_bound,
+                "plan_s": plan.plan_seconds,
+            }
+            for plan in plans
+        ],
+    }
+
+
+def _show(
+    cluster: Cluster, demand: Demand, model: ModelSpec, plans: list[Plan], best: Plan, save: Path | None
+) -> None:
+    out = console()
+    out.print(
+        f"{cluster.name or 'cluster'}: {demand.num_ranks} ranks; {demand.num_experts} experts of "
+        f"{show_bytes(model.expert_bytes)}, {demand.rows.sum()} rows of {show_bytes(model.row_bytes)}"
+    )
+    out.print(f"bound of one layer, forward and backward: {show_seconds(plans[0].floor)}")
+    rows = table("planner", ">balance", ">copies", ">gathered", ">migrated", ">time", ">x bound", ">plan", "")
+    for plan in plans:
+        rows.add_row(
+            plan.placement.planner,
+            f"{plan.balancedness:.3f}",
+            str(plan.placement.copies),
+            show_bytes(plan.gathered_bytes),
+            show_bytes(plan.migrated_bytes),
+            show_seconds(plan.cost.total),
+            f"{plan.x_bound:.3f}",
+            show_seconds(plan.plan_seconds),
+            "<-" if plan is best else "",
+            style="bold" if plan is best else None,
+        )
+    out.print(rows)
+    if save is not None:
+        out.print(f"saved {best.placement.planner} to {save}")

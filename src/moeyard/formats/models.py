@@ -1,0 +1,90 @@
+"""Models by name or from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moeyard.errors import InvalidFile, UnknownName
+from moeyard.formats.strict import PathLike, named
+from moeyard.model import ModelSpec
+
+# Published configurations, with the fields that a ModelSpec needs.
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 32768,
+    },
+    "olmoe-1b-7b": {
+        "model_type": "olmoe",
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 4096,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 40960,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "first_k_dense_replace": 3,
+        "num_attention_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 163840,
+    },
+}
+
+
+def model_names() -> list[str]:
+    """The models that `load_model` knows by name."""
+    return sorted(MODELS)
+
+
+def load_model(source: PathLike, *, flops: float = 400e12, tokens_per_rank: int | None = None) -> ModelSpec:
+    """A model by name, or from a Hugging Face config.json."""
+    text = str(source)
+    if text in MODELS:
+        config = MODELS[text]
+    elif Path(text).suffix == ".json" or "/" in text:
+        try:
+            config = json.loads(Path(text).read_text())
+        except json.JSONDecodeError as error:
+            raise InvalidFile(f"{text}: not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise InvalidFile(f"{text}: a Hugging Face config is a JSON object, got {type(config).__name__}")
+    else:
+        raise UnknownName.of("model", text, MODELS)
+    with named(text):
+        return ModelSpec.from_config(config, flops=flops, tokens_per_rank=tokens_per_rank)
