@@ -67,7 +67,7 @@ def check_rank(sends, receives, rank, stages, after_ptr, after, expected):
         while r < len(r_order):  # both lists ascend: skip what ends before this send begins
             c = r_order[r]
             if r_key[c] < s_key[i] or (
-                r_key[c] == s_key[i] and receives[c, START] + receives[c, ROWS] <= t[START]
+                r_key[c] == s_key[i] and receives[c, START] + receives[c, ROWS] <= begin
             ):
                 r += 1
             else:
