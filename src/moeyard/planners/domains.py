@@ -29,6 +29,7 @@ from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN
 from moeyard.planners.static import static_homes
 from moeyard.sim.step import simulate_step
+from moeyard.sim.transport import layer_times
 
 Score = Callable[[Placement], float]
 Sizes = tuple[int, int, int]  # datacenters, nodes of each, ranks of each that make one domain
@@ -132,12 +133,20 @@ def _scored(score: Score, cluster: Cluster, home_E: IntArray, sizes: Sizes) -> f
 
 
 def _rehearsal(cluster: Cluster, demand: Demand, model: ModelSpec, options: dict[str, Any]) -> Score:
-    """Seconds of a whole simulated step."""
+    """Seconds per layer of a simulated step. All layers are alike: from the fourth on each adds as much."""
     given = {name: value for name, value in options.items() if name != "home_E"}
 
     def seconds(placement: Placement) -> float:
         assignment = assign(cluster, demand, placement, "local_first")
-        return simulate_step(cluster, model, placement, assignment, **given).makespan
+        few = min(model.layers, 4)
+        times = layer_times(
+            cluster, model, placement, assignment, compression=options.get("compression", 1.0)
+        )
+        step, shorter = (
+            simulate_step(cluster, model.but(layers=n), placement, assignment, times=times, **given).makespan
+            for n in (few, max(1, few - 1))
+        )
+        return (step + (model.layers - few) * (step - shorter)) / model.layers
 
     return seconds
 

@@ -113,13 +113,14 @@ def simulate_step(
     ahead: int | None = 1,
     planning: float = 0.0,
     plan_ahead: bool = True,
+    times: LayerTimes | None = None,
 ) -> StepTimeline:
     """Run one step: a placement and assignment per MoE layer, or one of each for all `model.layers`.
 
     `network`: where exchange times come from (see `layer_times`). `overlap=False`: gather before the dispatch and reduce
     after the experts' backward, in the foreground. `pipelined`: the experts' compute runs under both exchanges, as with
     infinitely many chunks. `ahead=None`: no limit. `planning`: seconds per layer; `plan_ahead=False` puts them before
-    the dispatch they plan. Every micro-batch has the same demand.
+    the dispatch they plan. Every micro-batch has the same demand. `times`: those of every layer, if known already.
     """
     layers = _layers(model, placements, assignments)
     if micro_batches < 1:
@@ -127,7 +128,7 @@ def simulate_step(
     known: dict[tuple[int, int], LayerTimes] = {}
     for placement, assignment in layers:
         if (id(placement), id(assignment)) not in known:
-            known[id(placement), id(assignment)] = layer_times(
+            known[id(placement), id(assignment)] = times or layer_times(
                 cluster,
                 model,
                 placement,
