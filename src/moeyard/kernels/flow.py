@@ -12,18 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.sharing import (
-    FAN,
-    RATE,
-    SAME_TIME,
-    SINCE,
-    earliest,
-    new_net,
-    new_slots,
-    pop,
-    push,
-    share_again,
-)
+from moeyard.kernels.heap import pop, push
+from moeyard.kernels.sharing import FAN, RATE, SAME_TIME, SINCE, earliest, new_net, new_slots, share_again
 
 
 class Queue(NamedTuple):

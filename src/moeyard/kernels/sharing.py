@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from moeyard.kernels.heap import pop, push, sink
+
 SAME_LEVEL = 1e-10  # shares this close are one level: rounding must not tear symmetric flows apart
 SAME_TIME = 1e-12  # likewise for instants
 FAN = 64  # width of the tree of minima over slots
@@ -55,46 +57,6 @@ class Slots(NamedTuple):
     free: np.ndarray  # a stack of slots to use again
     min1: np.ndarray  # minima of FAN ends
     min2: np.ndarray  # minima of FAN * FAN ends
-
-
-@njit(cache=True, nogil=True)
-def push(key, item, n, k, i):
-    """Add (k, i) to a binary heap of n entries; the new length."""
-    at = n
-    while at > 0:
-        up = (at - 1) >> 1
-        if key[up] < k or (key[up] == k and item[up] <= i):
-            break
-        key[at], item[at] = key[up], item[up]
-        at = up
-    key[at], item[at] = k, i
-    return n + 1
-
-
-@njit(cache=True, nogil=True)
-def _sink(key, item, n, k, i):
-    """Put (k, i) in the place of the least entry of a binary heap of n entries."""
-    at = 0
-    while True:
-        down = 2 * at + 1
-        if down >= n:
-            break
-        right = down + 1
-        if right < n and (key[right] < key[down] or (key[right] == key[down] and item[right] < item[down])):
-            down = right
-        if k < key[down] or (k == key[down] and i <= item[down]):
-            break
-        key[at], item[at] = key[down], item[down]
-        at = down
-    key[at], item[at] = k, i
-
-
-@njit(cache=True, nogil=True)
-def pop(key, item, n):
-    """Drop the least entry of a binary heap of n entries; the new length."""
-    n -= 1
-    _sink(key, item, n, key[n], item[n])
-    return n
 
 
 @njit(cache=True, nogil=True)
@@ -317,7 +279,7 @@ def _fill(net, slots, links, found):
             continue
         now = max(0.0, net.spare_L[link]) / net.open_L[link]
         if now > share * (1.0 + SAME_TIME):  # others have stopped since: it fills up later than it seemed
-            _sink(net.heap_t, net.heap_i, n, now, link)
+            sink(net.heap_t, net.heap_i, n, now, link)
             continue
         if level < 0.0 or now > level * (1.0 + SAME_LEVEL):
             level = now

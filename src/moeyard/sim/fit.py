@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,9 +36,10 @@ def fit_contention(flows: ArrayLike, slowdown: ArrayLike) -> Contention:
                 if error < least:
                     best, least = law, error
     if best[0] > 0:
-        polished = minimize(_error, best if best[2] < math.inf else best[:2], (x, y), method="Nelder-Mead")
+        start = np.array(best if best[2] < math.inf else best[:2])
+        polished = minimize(lambda law: _error(law, x, y), start, method="Nelder-Mead")
         if polished.fun < least:
-            best = (*polished.x, math.inf)[:3]
+            best = (*polished.x.tolist(), math.inf)[:3]
     loss, knee, ceiling = (float(v) for v in best)
     return Contention(loss, knee, ceiling)
 
@@ -57,7 +59,7 @@ def _cut(x: FloatArray, y: FloatArray, first: int, last: int) -> list[tuple[floa
     return laws
 
 
-def _error(law: tuple[float, ...], x: FloatArray, y: FloatArray) -> float:
+def _error(law: Iterable[float], x: FloatArray, y: FloatArray) -> float:
     loss, knee, ceiling = (*law, math.inf)[:3]
     if loss < 0 or knee < 0 or ceiling < 1:
         return math.inf

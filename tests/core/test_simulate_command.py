@@ -1,0 +1,141 @@
+"""`moeyard simulate` as a user calls it, sweeps, and the fit of the contention law."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import moeyard as my
+from moeyard.cli import main
+from moeyard.formats import save_cluster
+from moeyard.sim.fit import fit_contention
+from moeyard.sim.sweep import Point, sweep
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """`moeyard simulate ARGS` on a small cluster: (status, stdout, stderr)."""
+    cluster = my.Cluster(2, 2, my.Port(4e9, 1e-6), my.Port(1e9, 1e-5), rails=[[1, 1], [1, 0]], name="small")
+    save_cluster(cluster, tmp_path / "small.toml")
+    save_cluster(cluster.but(name="", rails=None), tmp_path / "whole.toml")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", "simulate", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_one_simulation_prints_time_bound_and_rails(call):
+    status, out, err = call("./small.toml", "zipf:0.9", "--mb", 1, "--scheduler", "direct")
+    assert (status, err) == (0, "")
+    for words in (
+        "x bound",
+        "busbw",
+        "scheduler direct",
+        "critical path",
+        "exact simulation",
+        "memory",
+        "law: ideal",
+    ):
+        assert words in out
+    assert "x" in out.split("node")[-1]  # the dead nic
+
+
+def test_json_and_files(call, tmp_path):
+    status, out, _ = call(
+        "./small.toml",
+        "zipf:0.9",
+        "--mb",
+        1,
+        "--json",
+        "--chrome",
+        "t.json",
+        "--npz",
+        "t.npz",
+        "--tolerance",
+        0.01,
+    )
+    assert status == 0
+    said = json.loads(out)
+    assert said["x_bound"] >= 1 - 1e-9
+    assert said["tolerance"] == 0.01
+    assert np.array(said["rails_out"]).shape == (2, 2)
+    assert said["memory_bytes"] > 0
+    assert my.Timeline.load(tmp_path / "t.npz").makespan == said["time_s"]
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_sweep_is_one_line_each(call):
+    args = (
+        "./small.toml,./whole.toml",
+        "balanced,zipf:0.9",
+        "--mb",
+        1,
+        "--mb",
+        4,
+        "--scheduler",
+        "direct",
+        "--jobs",
+        1,
+    )
+    status, out, _ = call(*args, "--json")
+    assert status == 0
+    said = json.loads(out)
+    assert len(said) == 8
+    assert {(o["cluster"], o["traffic"]) for o in said} == {
+        (c, f"{t} {mb} MB") for c in ("small", "whole") for t in ("balanced", "zipf:0.9") for mb in (1, 4)
+    }
+    status, out, _ = call(*args)
+    assert status == 0
+    assert out.count("direct") == 8
+
+
+def test_a_sweep_writes_no_timeline(call):
+    status, out, err = call("./small.toml", "balanced,random", "--chrome", "t.json")
+    assert (status, out) == (2, "")
+    assert "2 simulations" in err
+
+
+def test_a_sweep_in_parallel_says_the_same():
+    cluster = my.Cluster.load("h200-2x8")
+    points = [Point(cluster, str(mb), my.workload("zipf:0.9", 16, mb=mb), "direct") for mb in (1, 2, 4)]
+    alone, together = list(sweep(points)), list(sweep(points, jobs=2))
+    assert [o.seconds for o in alone] == [o.seconds for o in together]
+    assert [o.traffic for o in together] == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize(
+    "law", [my.Contention(0.1), my.Contention(0.05, 4), my.Contention(0.2, 2, 1.7), my.Contention()]
+)
+def test_a_law_is_found_again(law):
+    flows = np.arange(1, 40)
+    found = fit_contention(flows, [law.factor(n) for n in flows])
+    np.testing.assert_allclose([found.factor(n) for n in flows], [law.factor(n) for n in flows], rtol=1e-4)
+
+
+def test_the_fit_is_the_best_of_many():
+    rng = np.random.default_rng(0)
+    flows = np.arange(1, 30)
+    slow = np.minimum(1.8, 1 + 0.08 * np.maximum(0, flows - 3)) + rng.normal(0, 0.05, len(flows))
+
+    def error(law):
+        return sum((law.factor(n) - y) ** 2 for n, y in zip(flows, slow, strict=True))
+
+    best = error(fit_contention(flows, slow))
+    for _ in range(500):
+        other = my.Contention(rng.uniform(0, 0.3), rng.uniform(0, 10), rng.uniform(1, 3))
+        assert best <= error(other)
+
+
+def test_too_few_points_are_refused():
+    with pytest.raises(my.MoeyardError, match="at least 3 measured points"):
+        fit_contention([1, 2], [1, 1])
