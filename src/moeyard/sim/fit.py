@@ -36,7 +36,7 @@ def fit_contention(flows: ArrayLike, slowdown: ArrayLike) -> Contention:
                 if error < least:
                     best, least = law, error
     if best[0] > 0:
-        start = np.array(best if best[2] < math.inf else best[:2])
+        start: list[float] = list(best if best[2] < math.inf else best[:2])
         polished = minimize(lambda law: _error(law, x, y), start, method="Nelder-Mead")
         if polished.fun < least:
             best = (*polished.x.tolist(), math.inf)[:3]
