@@ -8,6 +8,7 @@ from typing import Any
 
 from moeyard.errors import InvalidModel
 
+_FIXED_TOP_K = {"switch_transformers": 1, "nllb-moe": 2}  # routers whose top-k is not in the config
 _NON_GATED = ("nemotron_h", "switch_transformers", "nllb-moe")  # two matrices an expert: up, down
 
 
@@ -82,13 +83,14 @@ class ModelSpec:
         gated = _field(_text(config), "model_type") not in _NON_GATED
         weights = (3 if gated else 2) * hidden * inner
         layers, dense_layers = _moe_layers(config)
+        experts = num_experts(config)
         forward = router = 0.0
         if tokens_per_rank is not None:
             per_token = _attention_flops(config, hidden) + 2.0 * _shared_weights(config, hidden, inner, gated)
             dense_inner = _maybe(config, "intermediate_size", "ffn_dim", "d_ff") or inner
             dense = _attention_flops(config, hidden) + 2.0 * (3 if gated else 2) * hidden * dense_inner
             forward = tokens_per_rank * (per_token + dense * dense_layers / layers) / flops
-            router = tokens_per_rank * 2.0 * hidden * num_experts(config) / flops
+            router = tokens_per_rank * 2.0 * hidden * experts / flops
         return cls(
             row_bytes=hidden * dtype_bytes,
             expert_bytes=weights * dtype_bytes,
@@ -119,7 +121,8 @@ def num_experts(config: Any) -> int:
 
 def top_k(config: Any) -> int:
     """Rows that each token makes: the experts chosen per token."""
-    return _of(
+    fixed = _FIXED_TOP_K.get(_field(_text(config), "model_type"))
+    return fixed or _of(
         config,
         "num_experts_per_tok",
         "num_experts_per_token",
@@ -128,6 +131,7 @@ def top_k(config: Any) -> int:
         "moe_k",
         "experts_per_token",
         "num_selected_experts",
+        "top_k_experts",
         "top_k",
     )
 
@@ -142,6 +146,7 @@ def _inner(config: Any) -> int:
         "ffn_hidden_size",
         "intermediate_size",
         "ffn_dim",
+        "encoder_ffn_dim",
         "d_ff",
     )
 
@@ -149,19 +154,35 @@ def _inner(config: Any) -> int:
 def _moe_layers(config: Any) -> tuple[int, int]:
     """(MoE layers, dense layers)."""
     layers = _of(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    dense = _maybe(config, "first_k_dense_replace", "num_dense_layers") or 0
+    if _field(_text(config), "model_type") == "longcat_flash":  # counts its two attentions as layers
+        layers = _of(config, "num_layers")
+    if _field(_text(config), "is_encoder_decoder"):
+        layers += _maybe(config, "num_decoder_layers", "decoder_layers") or 0
     kinds = _field(_text(config), "mlp_layer_types")
-    if isinstance(kinds, (list, tuple)) and kinds:
-        dense = sum(kind == "dense" for kind in kinds)
-    step = _maybe(
-        config, "decoder_sparse_step", "moe_layer_frequency", "interleave_moe_layer_step", "moe_layer_freq"
-    )
-    sparse = layers - dense
-    if step is not None and step > 1:
-        sparse = max(1, sparse // step)
+    blocks = _field(_text(config), "layers_block_type")
+    if isinstance(kinds, (list, tuple)) and len(kinds) == layers:
+        sparse = sum(kind != "dense" for kind in kinds)
+    elif isinstance(blocks, (list, tuple)) and "moe" in blocks:
+        sparse = blocks.count("moe")
+    else:
+        only_dense = _field(_text(config), "mlp_only_layers") or ()
+        dense = _maybe(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or len(
+            only_dense
+        )
+        step = _maybe(
+            config,
+            "decoder_sparse_step",
+            "encoder_sparse_step",
+            "moe_layer_frequency",
+            "moe_layer_interval",
+            "expert_layer_period",
+            "interleave_moe_layer_step",
+            "moe_layer_freq",
+        )
+        sparse = (layers - dense) // (step or 1)
     if not 0 < sparse <= layers:
         raise InvalidModel(
-            f"{type(config).__name__} has {layers} layers and {dense} dense ones: no MoE layer is left"
+            f"{type(config).__name__} has {layers} layers and no MoE layer; give a ModelSpec by hand"
         )
     return sparse, layers - sparse
 
@@ -234,7 +255,12 @@ def _maybe(config: Any, *names: str) -> int | None:
 def _field(config: Any, name: str) -> Any:
     if config is None:
         return None
-    return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    if isinstance(config, dict):
+        return config.get(name)
+    try:
+        return getattr(config, name, None)
+    except (AttributeError, ValueError):  # fields that differ from layer to layer refuse to be read
+        return None
 
 
 def _whole(what: str, value: float, least: int) -> None:
