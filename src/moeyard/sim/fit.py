@@ -28,7 +28,8 @@ def fit_contention(flows: ArrayLike, slowdown: ArrayLike) -> Contention:
         )
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    best, least = (0.0, 1.0, math.inf), float(((y - 1) ** 2).sum())
+    best: tuple[float, ...] = (0.0, 1.0, math.inf)
+    least = float(((y - 1) ** 2).sum())
     for first in range(len(x)):
         for last in range(first + 1, len(x) + 1):
             for law in _cut(x, y, first, last):
@@ -37,7 +38,11 @@ def fit_contention(flows: ArrayLike, slowdown: ArrayLike) -> Contention:
                     best, least = law, error
     if best[0] > 0:
         start: list[float] = list(best if best[2] < math.inf else best[:2])
-        polished = minimize(lambda law: _error(law, x, y), start, method="Nelder-Mead")
+
+        def error_of(law: FloatArray) -> float:
+            return _error(law, x, y)
+
+        polished = minimize(error_of, start, method="Nelder-Mead")
         if polished.fun < least:
             best = (*polished.x.tolist(), math.inf)[:3]
     loss, knee, ceiling = (float(v) for v in best)
