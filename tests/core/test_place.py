@@ -176,12 +176,12 @@ def test_quota_levels_the_ranks_with_fewer_copies_than_ranks_and_hot_experts():
     for seed in range(10):
         demand = zipf(16, 32, 1.2, seed)
         placement = plan_quota(cluster, demand)
-        assert assign(cluster, demand, placement, "quota").balancedness() > 0.999
-        assert placement.copies <= 2 * cluster.num_ranks
+        assert assign(cluster, demand, placement, "quota").balancedness() > 0.99
+        assert placement.copies <= cluster.num_ranks
         fewer = plan_quota(cluster, demand, copies=5)
         assert fewer.copies <= 5
-        more = plan_quota(cluster, demand, slots=2, spare=4)
-        assert more.copies >= plan_quota(cluster, demand, slots=2).copies
+        more, less = (plan_quota(cluster, demand, slots=2, copies=20, spare=spare) for spare in (True, False))
+        assert less.copies < more.copies <= 20
         assert more.replicas_R.max() <= 2
 
 

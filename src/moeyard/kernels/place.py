@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.quota import capacity, least_threshold
+from moeyard.kernels.assign import hosts_of
+from moeyard.kernels.quota import capacity, least_threshold, quota_shares
 
 
 @njit(cache=True)
@@ -88,6 +89,70 @@ def quota_hosts(rows_E, home_E, speed_R, slots, most, at_least, steps):
         else:
             low = middle
     return hosts, high
+
+
+@njit(cache=True)
+def _tightest(hosts_ER, rows_ER, speed_R, node_size, datacenter_size):
+    """(threshold of the exact split, rows of each expert on ranks at the threshold, load of each rank)."""
+    experts, ranks = hosts_ER.shape
+    ptr, host = hosts_of(hosts_ER)
+    share, _ = quota_shares(rows_ER, ptr, host, speed_R, node_size, datacenter_size, 1.0)
+    load = np.zeros(ranks)
+    for x in range(len(host)):
+        load[host[x]] += share[x]
+    held = np.zeros(experts, np.int64)
+    peak = 0.0
+    for r in range(ranks):
+        load[r] /= speed_R[r]
+        peak = max(peak, load[r])
+    for e in range(experts):
+        for x in range(ptr[e], ptr[e + 1]):
+            if load[host[x]] >= peak * (1 - 1e-9):
+                held[e] += share[x]
+    return peak, held, load
+
+
+@njit(cache=True)
+def level(rows_ER, home_E, speed_R, node_size, datacenter_size, slots, most, hosts_ER):
+    """Add replicas where the exact split is tightest, while each lowers its maximum: `most` in all.
+
+    Filling sees one threshold and one order; the exact split shows which ranks really bind. Of the experts on these, the
+    heaviest first, one is copied to the least loaded rank with a free slot.
+    """
+    experts, ranks = hosts_ER.shape
+    copies = -experts
+    free = np.full(ranks, slots, np.int64)
+    for e in range(experts):
+        for r in range(ranks):
+            copies += hosts_ER[e, r]
+            free[r] -= hosts_ER[e, r] and home_E[e] != r
+    perfect = rows_ER.sum() / speed_R.sum()
+    peak, held, load = _tightest(hosts_ER, rows_ER, speed_R, node_size, datacenter_size)
+    while copies < most and peak > perfect * 1.0005:
+        better = False
+        for e in np.argsort(-held, kind="mergesort")[:8]:
+            to = -1
+            for r in range(ranks):
+                if (
+                    free[r] > 0
+                    and not hosts_ER[e, r]
+                    and load[r] < peak * (1 - 1e-9)
+                    and (to < 0 or load[r] < load[to])
+                ):
+                    to = r
+            if held[e] == 0 or to < 0:
+                continue
+            hosts_ER[e, to] = True
+            new_peak, new_held, new_load = _tightest(hosts_ER, rows_ER, speed_R, node_size, datacenter_size)
+            if new_peak < peak * (1 - 1e-9):
+                peak, held, load = new_peak, new_held, new_load
+                free[to] -= 1
+                copies += 1
+                better = True
+                break
+            hosts_ER[e, to] = False
+        if not better:
+            return
 
 
 @njit(cache=True)

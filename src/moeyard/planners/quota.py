@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place import add_spare, quota_hosts
+from moeyard.kernels.place import add_spare, level, quota_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import slot_cap
@@ -20,19 +22,24 @@ def plan_quota(
     slots: int | None = None,
     model: ModelSpec | None = None,
     copies: int | None = None,
-    spare: int = 0,
+    spare: bool | None = None,
 ) -> Placement:
-    """The lowest threshold of rows / speed that replicas can reach, found by bisection.
+    """The lowest threshold of rows / speed that replicas can reach, found by bisection. Assign with policy `quota`.
 
     Ranks above the threshold shed rows of their heaviest experts; each replica takes a shed piece whole or fills its
-    rank, so there are fewer replicas than ranks and shedding experts together. Assign with policy `quota`.
-    `copies`: at most so many replicas. `spare`: up to so many more of the hottest experts, for demand that drifts.
+    rank. Where slots bind, more replicas follow at the tightest ranks of the exact split. `copies`: at most so many
+    replicas in all; default one per rank. `spare`: use what is left of these for the hottest experts, so that the split can
+    follow a demand that drifts; default where `slots` are given.
     """
     homes = static_homes(demand.num_experts, cluster.num_ranks)
     rows_E = demand.rows.sum(axis=0)
     cap = slot_cap(demand, slots)
-    most = demand.num_experts * cluster.num_ranks if copies is None else copies
-    hosts, _ = quota_hosts(rows_E, homes, cluster.speed, cap, most, 0.0, STEPS)
-    if spare:
-        add_spare(rows_E, homes, cap, spare, hosts)
+    most = cluster.num_ranks if copies is None else copies
+    hosts, threshold = quota_hosts(rows_E, homes, cluster.speed, cap, most, 0.0, STEPS)
+    if threshold > 1.0005 * rows_E.sum() / cluster.speed.sum():
+        rows_ER = np.ascontiguousarray(demand.rows.T)
+        sizes = cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter
+        level(rows_ER, homes, cluster.speed, *sizes, cap, most, hosts)
+    if slots is not None if spare is None else spare:
+        add_spare(rows_E, homes, cap, most - (int(hosts.sum()) - demand.num_experts), hosts)
     return Placement(homes, hosts, "quota")
