@@ -76,6 +76,7 @@ def transport(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports
     nic_out, nic_in = np.zeros(nics), np.zeros(nics)
     moved, off = 0.0, 0.0
     up, cut, both = 0.0, 0.0, 0.0
+    second = 1.0 / ports.scale_up
     for r in range(ranks):
         moved += up_out_R[r]
         off += off_out_R[r]
@@ -83,11 +84,11 @@ def transport(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports
         node_in[ports.node_R[r]] += off_in_R[r]
         nic_out[ports.nic_R[r]] += off_out_R[r]
         nic_in[ports.nic_R[r]] += off_in_R[r]
-        up = max(up, max(up_out_R[r], up_in_R[r]) / ports.scale_up)
+        up = max(up, max(up_out_R[r], up_in_R[r]) * second)
         room = ports.scale_up + ports.nic_X[ports.nic_R[r]]
         out, in_ = up_out_R[r] + off_out_R[r], up_in_R[r] + off_in_R[r]
         cut = max(cut, max(out, in_) / room)
-        both = max(both, max((up_out_R[r] + up_in_R[r]) / ports.scale_up, (out + in_) / room))
+        both = max(both, max((up_out_R[r] + up_in_R[r]) * second, (out + in_) / room))
     wire, own, wan = 0.0, 0.0, 0.0
     for k in range(nodes):
         wire = max(wire, over(max(node_out[k], node_in[k]), ports.node_N[k]))
@@ -108,10 +109,10 @@ def transport(up_out_R, up_in_R, off_out_R, off_in_R, wan_out_D, wan_in_D, ports
     balance, spread = 0.0, 0.0
     for r in range(ranks):
         mean = node_out[ports.node_R[r]] / per_node
-        balance = max(balance, (off_out_R[r] - mean) / ports.scale_up)
-        spread = max(spread, away * off_in_R[r] / ports.scale_up)
+        balance = max(balance, (off_out_R[r] - mean) * second)
+        spread = max(spread, away * off_in_R[r] * second)
         relayed = max(up_out_R[r] + max(0.0, off_out_R[r] - mean), up_in_R[r] + away * off_in_R[r])
-        cut = max(cut, relayed / ports.scale_up)
+        cut = max(cut, relayed * second)
     if away == 0.0:
         balance = 0.0
     line, inside = max(wire, wan), balance + spread
@@ -139,30 +140,37 @@ def fastest(forms, size):
 @njit(cache=True)
 def exchange_load(rows_RR, ports):
     """(forms, there and back, widest network used) of an exchange of rows[src, dst]."""
-    ranks = len(rows_RR)
+    ranks, nodes = len(rows_RR), len(ports.node_N)
+    datacenters = ports.datacenter_R[-1] + 1
+    per_node, per_dc = ranks // nodes, ranks // datacenters
     up_out, up_in = np.zeros(ranks), np.zeros(ranks)
     off_out, off_in = np.zeros(ranks), np.zeros(ranks)
-    wan_out = np.zeros(ports.datacenter_R[-1] + 1)
-    wan_in = np.zeros(ports.datacenter_R[-1] + 1)
-    level = NONE
+    wan_out, wan_in = np.zeros(datacenters), np.zeros(datacenters)
     for src in range(ranks):
-        k, d = ports.node_R[src], ports.datacenter_R[src]
-        for dst in range(ranks):
-            rows = rows_RR[src, dst]
-            if rows == 0 or src == dst:
-                continue
-            if ports.node_R[dst] == k:
-                up_out[src] += rows
-                up_in[dst] += rows
-                level = max(level, SCALE_UP)
-                continue
-            off_out[src] += rows
-            off_in[dst] += rows
-            level = max(level, SCALE_OUT)
-            if ports.datacenter_R[dst] != d:
-                wan_out[d] += rows
-                wan_in[ports.datacenter_R[dst]] += rows
-                level = WAN
+        low = src // per_node * per_node
+        rows_R = rows_RR[src]
+        sent = 0.0
+        for dst in range(low):
+            off_in[dst] += rows_R[dst]
+            sent += rows_R[dst]
+        for dst in range(low + per_node, ranks):
+            off_in[dst] += rows_R[dst]
+            sent += rows_R[dst]
+        off_out[src] = sent
+        for dst in range(low, low + per_node):
+            if dst != src:
+                up_out[src] += rows_R[dst]
+                up_in[dst] += rows_R[dst]
+        if datacenters > 1:
+            here = src // per_dc
+            for d in range(datacenters):
+                if d != here:
+                    far = 0.0
+                    for dst in range(d * per_dc, (d + 1) * per_dc):
+                        far += rows_R[dst]
+                    wan_out[here] += far
+                    wan_in[d] += far
+    level = WAN if wan_out.any() else SCALE_OUT if off_out.any() else SCALE_UP if up_out.any() else NONE
     forms, both = transport(up_out, up_in, off_out, off_in, wan_out, wan_in, ports)
     return forms, both, level
 
@@ -241,9 +249,12 @@ def gather_load(expert_P, host_P, home_E, ports):
             wan_out[ports.datacenter_R[src]] += 1.0
             wan_in[ports.datacenter_R[dst]] += 1.0
     idle, no_wan = np.zeros(ranks), np.zeros(datacenters)
-    loads[0], both[0] = transport(out[0], in_[0], idle, idle, no_wan, no_wan, ports)
-    loads[1], both[1] = transport(idle, idle, out[1], in_[1], no_wan, no_wan, ports)
-    loads[2], both[2] = transport(idle, idle, out[2], in_[2], wan_out, wan_in, ports)
+    if out[0].any():
+        loads[0], both[0] = transport(out[0], in_[0], idle, idle, no_wan, no_wan, ports)
+    if out[1].any():
+        loads[1], both[1] = transport(idle, idle, out[1], in_[1], no_wan, no_wan, ports)
+    if out[2].any():
+        loads[2], both[2] = transport(idle, idle, out[2], in_[2], wan_out, wan_in, ports)
     return loads, both
 
 
@@ -331,4 +342,8 @@ def layer_seconds(rows_RR, expert_P, host_P, home_E, rates, ports):
     """All seconds of a layer, by the names above: rows[src, host]; replicas (expert, host) sorted, homes left out."""
     forms, both, level = exchange_load(rows_RR, ports)
     loads, gather_both = gather_load(expert_P, host_P, home_E, ports)
-    return compose(forms, both, level, loads, gather_both, rows_RR.sum(axis=0), rates)
+    rows_R = np.zeros(len(rows_RR))
+    for src in range(len(rows_RR)):
+        for host in range(len(rows_RR)):
+            rows_R[host] += rows_RR[src, host]
+    return compose(forms, both, level, loads, gather_both, rows_R, rates)
