@@ -42,7 +42,7 @@ def effort_of(demand: Demand) -> Effort:
     """A few hundred scores for tens of ranks and experts, two dozen for 64 x 256."""
     if demand.rows.size > 8192:
         short = np.array([1.1, search.NEAREST])
-        return Effort(np.array([1.0, 1.25]), short, 1, 2, (0.0,), covers=2, moves=3)
+        return Effort(np.array([1.0, 1.25]), short, 1, 2, (0.0,), covers=2, moves=2)
     slacks = np.array([1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5, search.NEAREST])
     moves = max(16, 150_000 // demand.rows.size)
     levels = np.array([1.0, 1.1, 1.3, 1.7, 2.5])

@@ -11,7 +11,7 @@ from moeyard.kernels.pack import pack, replicate
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 
-SWAPS = 64  # off the slowest rank, after packing
+SWAPS = 32  # off the slowest rank, after packing
 
 
 def plan_balanced(
