@@ -35,7 +35,7 @@ Score = Callable[[Placement], float]
 Sizes = tuple[int, int, int]  # datacenters, nodes of each, ranks of each that make one domain
 
 
-REHEARSE = 64  # ranks up to which the best few partitions are simulated
+REHEARSE = 32  # ranks up to which the best few partitions are simulated
 SLACK = 0.85  # no simulated step was seen below this part of its closed form
 
 
@@ -50,7 +50,7 @@ def plan_domains(
 ) -> Placement:
     """The cheapest partition into equal domains that fits the slots, rows assigned `local_first`.
 
-    By `search_domains`. Up to 64 ranks (or if `rehearse`) the partitions that might be best are then compared by a whole
+    By `search_domains`. Up to 32 ranks (or if `rehearse`) the partitions that might be best are then compared by a whole
     simulated step: domains are chosen once, before training, so there is time for it.
     """
     model = model or STAND_IN
