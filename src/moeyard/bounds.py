@@ -36,13 +36,16 @@ def _leaving(cluster: Cluster, rows: IntArray, row_bytes: int) -> float:
     off_rank = total_R - rows.diagonal()
     off_node = total_R - to_node[np.arange(len(rows)), node_R]
     nic_R = nic_NM[:, cluster.nic_G].reshape(-1)
-    inside = min(up.latency, out.latency) if nodes > 1 else up.latency
+    ways = [out.latency] if cluster.nodes_per_datacenter > 1 else []
+    ways += [cluster.wan.latency] if cluster.datacenters > 1 and cluster.wan else []
+    across = min(ways, default=0.0)
+    inside = min([up.latency, *ways] if per > 1 else ways, default=0.0)
     worst = _worst(
         off_rank, (up.bandwidth if per > 1 else 0.0) + (nic_R if nodes > 1 else 0.0), row_bytes, inside
     )
     if nodes > 1:
         off_node_N = off_node.reshape(nodes, per).sum(axis=1)
-        worst = max(worst, _worst(off_node_N, nic_NM.sum(axis=1), row_bytes, out.latency))
+        worst = max(worst, _worst(off_node_N, nic_NM.sum(axis=1), row_bytes, across))
     if cluster.nics_per_node < per:
         worst = max(worst, _shared_nics(cluster, rows, nic_NM, row_bytes, inside))
     if cluster.datacenters > 1 and cluster.wan is not None:

@@ -114,10 +114,42 @@ class Cluster:
         return frozen(np.searchsorted(self.nic_G, np.arange(self.nics_per_node)))
 
     @cached_property
+    def node_R(self) -> IntArray:
+        """The node of each rank."""
+        return frozen(np.arange(self.num_ranks) // self.ranks_per_node)
+
+    @cached_property
+    def port_R(self) -> IntArray:
+        """The nic of each rank, counted over all nodes."""
+        return frozen(self.node_R * self.nics_per_node + np.tile(self.nic_G, self.nodes))
+
+    @cached_property
+    def rate_P(self) -> FloatArray:
+        """Bytes per second of every nic."""
+        return frozen(self.scale_out.bandwidth * self.rails.reshape(-1))
+
+    @cached_property
+    def stand_in_R(self) -> IntArray:
+        """Who sends and receives for a rank between nodes: itself, or, if its nic is dead, a neighbour with a live one;
+        neighbours take turns. On a node without a live nic, itself."""
+        per, stand_in = self.ranks_per_node, np.arange(self.num_ranks)
+        for node in np.flatnonzero((self.rails <= 0).any(axis=1)).tolist():
+            live = self.carrier_M[np.flatnonzero(self.rails[node] > 0)]
+            if len(live):
+                dead = np.flatnonzero(self.rails[node, self.nic_G] <= 0)
+                stand_in[node * per + dead] = node * per + live[np.arange(len(dead)) % len(live)]
+        return frozen(stand_in)
+
+    @cached_property
     def lanes(self) -> tuple[IntArray, IntArray]:
         """For each node pair and nic of the sender: the nic it enters the receiver by (-1: none), and its weight."""
         to, weight = lane_table(self.rails)
         return frozen(to), frozen(weight)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Every nic has the same capacity."""
+        return bool((self.rails == self.rails[0, 0]).all())
 
     def nic(self, rank: int) -> tuple[int, int]:
         """(node, nic) of a rank."""

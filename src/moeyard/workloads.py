@@ -30,6 +30,13 @@ def _zipf(ranks: int, exponent: float, rng: np.random.Generator) -> FloatArray:
     return weights
 
 
+def _zipf_pairs(ranks: int, exponent: float, rng: np.random.Generator) -> FloatArray:
+    """The k-th largest of all pairs has weight k ** -exponent; which pair is k-th is random. One pair may outweigh a node."""
+    order = rng.permutation(ranks * ranks).reshape(ranks, ranks) + 1.0
+    weights: FloatArray = np.power(order, -exponent)
+    return weights
+
+
 def _hot(ranks: int, share: float, rng: np.random.Generator) -> FloatArray:
     """Every rank sends `share` of its rows to the one rank with the hot expert, the rest evenly."""
     weights = np.full((ranks, ranks), (1 - share) / ranks)
@@ -52,6 +59,7 @@ WORKLOADS: dict[str, tuple[str, float | None, Weights]] = {
     "random": ("uniform per pair", None, _random),
     "sparse": ("share of pairs with any rows", 0.1, _sparse),
     "zipf": ("exponent over the destinations of a rank", 0.9, _zipf),
+    "zipf-pairs": ("exponent over all pairs", 0.9, _zipf_pairs),
 }
 _MOST_ROWS = 2**40  # per rank: products of rows stay well inside 64 bits
 _LARGEST = {"hot": 1.0, "sparse": 1.0}

@@ -11,14 +11,16 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.estimate import pair_loads, scale_up_ratios
 from moeyard.kernels.lanes import UNIT, first_lanes, lane_receives, lane_sends, pair_sums
+from moeyard.kernels.loads import pair_loads, scale_up_ratios
 from moeyard.kernels.stages import assemble
 from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
-Wire = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]  # wire stage, k, f, lo, hi of messages in issue order
+Wire = tuple[
+    IntArray, IntArray, IntArray, IntArray, IntArray
+]  # wire stage, k, f, lo, hi of messages in issue order
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +48,19 @@ class Pairs:
     @property
     def capacity_NN(self) -> FloatArray:
         """Of each pair's lanes together, in healthy nics; never zero."""
-        return np.maximum(self.cluster.lanes[1].sum(axis=2), 1) / UNIT
+        capacity: FloatArray = np.maximum(self.cluster.lanes[1].sum(axis=2), 1) / UNIT
+        return capacity
 
     @cached_property
     def seconds_NN(self) -> FloatArray:
         """Each pair alone on the wire, without latency."""
-        return self.rows_NN * (self.traffic.row_bytes / self.cluster.scale_out.bandwidth) / self.capacity_NN
+        per_row = self.traffic.row_bytes / self.cluster.scale_out.bandwidth
+        if self.cluster.alike:  # the same, without a sum over the lanes
+            per_row /= self.cluster.nics_per_node * float(self.cluster.rails[0, 0])
+            seconds: FloatArray = self.rows_NN * np.float64(per_row)
+        else:
+            seconds = self.rows_NN * np.float64(per_row) / self.capacity_NN
+        return seconds
 
     @cached_property
     def busiest(self) -> float:
@@ -68,20 +77,14 @@ class Pairs:
         return loads
 
     @cached_property
-    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Per node: how the batches of its balance and spread grow, and the finest of them; see `scale_up_ratios`."""
+    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float]]:
+        """How the batches of balance and spread grow, and the finest of them: per node, and common to all; see
+        `scale_up_ratios`."""
         row, cluster = float(self.traffic.row_bytes), self.cluster
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
-        early, late, finest = scale_up_ratios(self.rows_NN, self.loads, up, out, latency)
-        return early, late, finest
-
-    @cached_property
-    def common_ratios(self) -> tuple[float, float, float]:
-        """The same for batches common to all nodes: a node's ratio counts by its share of the longest time on the wire."""
-        early, late, finest = self.ratios
-        share = finest.min() / finest
-        return float((early * share).max()), float((late * share).max()), float(finest.min())
+        early, late, finest, common = scale_up_ratios(self.rows_NN, self.loads, up, out, latency)
+        return early, late, finest, common
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +119,11 @@ class Lanes:
     def _part(self, kernel: Any, rank: int, peer: int) -> IntArray:
         pairs, cluster = self.pairs, self.pairs.cluster
         to, weight = cluster.lanes
-        room = 64 + 2 * cluster.ranks_per_node + (len(self.stage) * 8 + 32) // cluster.nodes * cluster.ranks_per_node
+        room = (
+            64
+            + 2 * cluster.ranks_per_node
+            + (len(self.stage) * 8 + 32) // cluster.nodes * cluster.ranks_per_node
+        )
         while True:
             out: IntArray = np.empty((room, 7), np.int64)
             n = kernel(
@@ -135,12 +142,27 @@ def order_lanes(
     *,
     per_node: bool,
     barrier: bool,
+    waves: int = 0,
 ) -> Lanes:
-    """The form of wire messages (wire stage, k, f, lo, hi) given in issue order, with their scale-up levels."""
+    """The form of wire messages (wire stage, k, f, lo, hi) given in issue order, with their scale-up levels.
+
+    `waves`: so many wire stages, each with its scale-up stages, whether or not it has rows; 0: as many as are used.
+    """
     stage, src, dst, lo, hi = wire
     cluster = pairs.cluster
-    wires = int(stage[-1]) + 1 if len(stage) else 0
+    wires = waves or (int(stage[-1]) + 1 if len(stage) else 0)
     scale_out, after_ptr, after, local, *messages = assemble(
-        stage, src, dst, lo, hi, *levels, wires, cluster.nodes, cluster.ranks_per_node > 1, per_node, barrier
+        stage,
+        src,
+        dst,
+        lo,
+        hi,
+        *levels,
+        wires,
+        cluster.nodes,
+        cluster.ranks_per_node > 1,
+        per_node,
+        barrier,
+        waves > 0,
     )
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

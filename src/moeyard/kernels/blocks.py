@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.estimate import integrate
+from moeyard.kernels.estimate import factor, integrate
 from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
@@ -22,15 +22,15 @@ def _hashed(i, j):
 
 
 @njit(cache=True)
-def via(i, j, per, hashed, alive, detour, to_NNM, carrier):
+def via(i, j, per, hashed, via_R, to_NNM, carrier):
     """Ranks between which block i -> j crosses nodes.
 
-    `hashed`: on a lane drawn from the rank pair; else from i itself to j itself, or, if alive[rank] is not, the
-    neighbour that stands in for it, detour[rank].
+    `hashed`: on a lane drawn from the rank pair; else from via_R[i] to via_R[j]: the rank itself, or the neighbour that
+    stands in for it.
     """
     k, f = i // per, j // per
     if not hashed:
-        return (i if alive[i] else detour[i]), (j if alive[j] else detour[j])
+        return via_R[i], via_R[j]
     live = 0
     for l in range(to_NNM.shape[2]):
         live += to_NNM[k, f, l] >= 0
@@ -62,7 +62,7 @@ def _put(out, n, stage, src, dst, origin, target, rows):
 
 
 @njit(cache=True)
-def block_sends(out, me, rows_RR, per, stage, hashed, alive, detour, to_NNM, carrier):
+def block_sends(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
     """Write the transfers that leave rank `me`; returns how many there are."""
     ranks = len(rows_RR)
     k = me // per
@@ -74,27 +74,27 @@ def block_sends(out, me, rows_RR, per, stage, hashed, alive, detour, to_NNM, car
         if j // per == k:
             n = _put(out, n, stage[LOCAL], me, j, me, j, rows)
         else:
-            a, _ = via(me, j, per, hashed, alive, detour, to_NNM, carrier)
+            a, _ = via(me, j, per, hashed, via_R, to_NNM, carrier)
             if a != me:
                 n = _put(out, n, stage[BALANCE], me, a, me, j, rows)
     for i in range(k * per, k * per + per):
         for j in range(ranks):
             if rows_RR[i, j] > 0 and j // per != k:
-                a, b = via(i, j, per, hashed, alive, detour, to_NNM, carrier)
+                a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
                 if a == me:
                     n = _put(out, n, stage[WIRE], me, b, i, j, rows_RR[i, j])
     for i in range(ranks):
         if i // per != k:
             for j in range(k * per, k * per + per):
                 if rows_RR[i, j] > 0 and j != me:
-                    _, b = via(i, j, per, hashed, alive, detour, to_NNM, carrier)
+                    _, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
                     if b == me:
                         n = _put(out, n, stage[SPREAD], me, j, i, j, rows_RR[i, j])
     return n
 
 
 @njit(cache=True)
-def block_receives(out, me, rows_RR, per, stage, hashed, alive, detour, to_NNM, carrier):
+def block_receives(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
     """Write the transfers that reach rank `me`; returns how many there are."""
     ranks = len(rows_RR)
     k = me // per
@@ -106,23 +106,35 @@ def block_receives(out, me, rows_RR, per, stage, hashed, alive, detour, to_NNM, 
         if i // per == k:
             n = _put(out, n, stage[LOCAL], i, me, i, me, rows)
         else:
-            _, b = via(i, me, per, hashed, alive, detour, to_NNM, carrier)
+            _, b = via(i, me, per, hashed, via_R, to_NNM, carrier)
             if b != me:
                 n = _put(out, n, stage[SPREAD], b, me, i, me, rows)
     for i in range(k * per, k * per + per):
         for j in range(ranks):
             if i != me and rows_RR[i, j] > 0 and j // per != k:
-                a, _ = via(i, j, per, hashed, alive, detour, to_NNM, carrier)
+                a, _ = via(i, j, per, hashed, via_R, to_NNM, carrier)
                 if a == me:
                     n = _put(out, n, stage[BALANCE], i, me, i, j, rows_RR[i, j])
     for i in range(ranks):
         if i // per != k:
             for j in range(k * per, k * per + per):
                 if rows_RR[i, j] > 0:
-                    a, b = via(i, j, per, hashed, alive, detour, to_NNM, carrier)
+                    a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
                     if b == me:
                         n = _put(out, n, stage[WIRE], a, me, i, j, rows_RR[i, j])
     return n
+
+
+@njit(cache=True)
+def fair_time(sizes, law):
+    """Time of a port of capacity 1 for flows of these sizes, all started together."""
+    sizes = np.sort(sizes)
+    now, sent = 0.0, 0.0
+    for i in range(len(sizes)):
+        flows = len(sizes) - i
+        now += (sizes[i] - sent) * flows * factor(flows, law[0], law[1], law[2])
+        sent = sizes[i]
+    return now
 
 
 @njit(cache=True)
@@ -144,6 +156,22 @@ def port_work(rows_RR, via_R, group_R, port_R, ports, law):
                 most[1, q] = max(most[1, q], rows)
                 flows += 1
     if law[0] == 0.0 or flows == 0:
+        return work
+    if ranks <= 32:
+        for p in range(ports):
+            for d in range(2):
+                sizes = np.array(
+                    [
+                        rows_RR[i, j]
+                        for i in range(ranks)
+                        for j in range(ranks)
+                        if group_R[i] != group_R[j]
+                        and port_R[via_R[i if d == 0 else j]] == p
+                        and rows_RR[i, j] > 0
+                    ],
+                    np.float64,
+                )
+                work[d, p] = fair_time(sizes, law)
         return work
     top = 32
     count, size = np.zeros((2, ports, top + 1)), np.zeros((2, ports, top + 1))
@@ -169,7 +197,7 @@ def port_work(rows_RR, via_R, group_R, port_R, ports, law):
 
 @njit(cache=True)
 def detour_rows(rows_RR, per, via_R):
-    """Rows of each rank's scale-up port: [to the stand-in, inside the node, from the stand-in][out, in]."""
+    """The most rows at a scale-up port: to the stand-ins, inside the node, from the stand-ins."""
     ranks = len(rows_RR)
     up = np.zeros((3, 2, ranks))
     for i in range(ranks):
@@ -185,4 +213,33 @@ def detour_rows(rows_RR, per, via_R):
                     up[0, 1, via_R[i]] += rows_RR[i, j]
                     up[2, 0, via_R[i]] += rows_RR[j, i]
                     up[2, 1, i] += rows_RR[j, i]
-    return up
+    return up[0].max(), up[1].max(), up[2].max()
+
+
+@njit(cache=True)
+def direct_seconds(
+    rows_RR, row_bytes, per, via_R, node_R, port_R, rate_P, datacenters, up, out, wan, law, limit
+):  # fmt: skip
+    """Straight blocks: each step's slowest port. `up`, `out` and `wan` are (bandwidth, latency). Infinite if it cannot stay
+    below `limit` even under the ideal law."""
+    steps = np.zeros(3)
+    for s, rows in enumerate(detour_rows(rows_RR, per, via_R)):
+        if rows > 0:
+            steps[s] = rows * row_bytes / up[0] + up[1]
+    crossing = 0.0
+    for attempt in range(1 if law[0] == 0.0 else 2):
+        work = port_work(
+            rows_RR, via_R, node_R, port_R, len(rate_P), law if attempt == 1 else (0.0, law[1], law[2])
+        )
+        for p in range(len(rate_P)):
+            most = max(work[0, p], work[1, p])
+            if most > 0:
+                crossing = max(crossing, most * row_bytes / rate_P[p] + out[1])
+        if steps[0] + crossing + steps[2] >= limit:
+            return np.inf
+    if datacenters > 1:
+        dc_R = node_R // (len(rows_RR) // per // datacenters)
+        far = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law).max()
+        if far > 0:
+            crossing = max(crossing, far * row_bytes / wan[0] + wan[1])
+    return steps[0] + max(steps[1], crossing) + steps[2]

@@ -77,17 +77,24 @@ def quotas(rows, weight, first, quota):
 
     Returns the lane after the last that got a row of the remainder, or -1 if no lane lives.
     """
-    total = 0
-    for l in range(len(weight)):
+    nics = len(weight)
+    total, alike = 0, True
+    for l in range(nics):
         total += weight[l]
+        alike &= weight[l] == weight[0]
+        quota[l] = 0
     if total == 0:
-        for l in range(len(weight)):
-            quota[l] = 0
         return -1
     left = rows
-    for l in range(len(weight)):
-        quota[l] = rows * weight[l] // total
-        left -= quota[l]
+    if alike:
+        share = rows // nics
+        left -= share * nics
+        for l in range(nics):
+            quota[l] = share
+    else:
+        for l in range(nics):
+            quota[l] = rows * weight[l] // total
+            left -= quota[l]
     at = first
     while left > 0:
         if weight[at] > 0:
@@ -175,8 +182,15 @@ def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, but):
         size = rows_RR[origin, base + j]
         lo, hi = max(x0, at), min(x1, at + size)
         if lo < hi and j != but:
-            to = base + j if dst < 0 else dst
-            n = _emit(out, n, stage, src, to, origin, base + j, lo - at, hi - lo)
+            if n < len(out):
+                out[n, STAGE], out[n, SRC], out[n, DST] = stage, src, base + j if dst < 0 else dst
+                out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = (
+                    origin,
+                    base + j,
+                    lo - at,
+                    hi - lo,
+                )
+            n += 1
         at += size
     return n
 

@@ -38,63 +38,47 @@ _BRUIJN = 0x03F79D71B4CB0A89
 _PLACES = _bit_places()
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _lowest(word):
     """The place of the lowest set bit."""
     return _PLACES[((word & (~word + np.uint64(1))) * np.uint64(_BRUIJN)) >> np.uint64(58)]
 
 
-@njit(cache=True, inline="always")
-def _flip(k, f, root, to, of, parent):
-    """Match row k with column f and turn the path back to `root` round."""
-    while True:
-        before = to[k]
-        to[k], of[f] = f, k
-        if k == root:
-            return
-        f = before
-        k = parent[f]
-
-
-@njit(cache=True, inline="always")
-def _free_column(k, edges, free):
-    for w in range(len(free)):
-        hit = edges[k, w] & free[w]
-        if hit:
-            return 64 * w + _lowest(hit)
-    return -1
-
-
 @njit(cache=True)
 def _augment(root, edges, free, to, of, parent, seen, queue):
-    """Match row `root` by a shortest alternating path over the bit rows `edges`; False if there is none."""
-    end = _free_column(root, edges, free)
-    k = root
-    for w in range(len(free)):
+    """Match row `root`, which has no free column, by a shortest alternating path over the bit rows `edges`; False if there
+    is none."""
+    words = len(free)
+    for w in range(words):
         seen[w] = 0
     queue[0] = root
     head, tail = 0, 1
-    while end < 0 and head < tail:
+    while head < tail:
         at = queue[head]
         head += 1
-        for w in range(len(free)):
+        for w in range(words):
             new = edges[at, w] & ~seen[w]
             seen[w] |= new
-            while new and end < 0:
+            while new:
                 f = 64 * w + _lowest(new)
                 new &= new - np.uint64(1)
                 parent[f] = at
                 k = of[f]
-                end = _free_column(k, edges, free)
                 queue[tail] = k
                 tail += 1
-            if end >= 0:
-                break
-    if end < 0:
-        return False
-    free[end >> 6] ^= np.uint64(1) << np.uint64(end & 63)
-    _flip(k, end, root, to, of, parent)
-    return True
+                for v in range(words):
+                    hit = edges[k, v] & free[v]
+                    if hit:
+                        f = 64 * v + _lowest(hit)
+                        free[v] ^= np.uint64(1) << np.uint64(f & 63)
+                        while True:  # turn the path round
+                            before = to[k]
+                            to[k], of[f] = f, k
+                            if k == root:
+                                return True
+                            f = before
+                            k = parent[f]
+    return False
 
 
 @njit(cache=True)
@@ -133,6 +117,15 @@ def birkhoff(work_NN):
             rebuild = False
         whole = True
         for k in range(nodes):
+            if to[k] >= 0:
+                continue
+            for w in range(words):  # mostly a free column is at hand
+                hit = edges[k, w] & free[w]
+                if hit:
+                    f = 64 * w + _lowest(hit)
+                    to[k], of[f] = f, k
+                    free[w] &= ~(np.uint64(1) << np.uint64(f & 63))
+                    break
             if to[k] < 0 and not _augment(k, edges, free, to, of, parent, seen, queue):
                 whole = False
                 break
@@ -227,6 +220,15 @@ def heavy_matchings(work_NN, step):
                         edges[k, f >> 6] |= np.uint64(1) << np.uint64(f & 63)
             whole = True
             for k in range(nodes):  # the rows matched so far stay; the others try again at each threshold
+                if to[k] >= 0:
+                    continue
+                for w in range(words):  # mostly a free column is at hand
+                    hit = edges[k, w] & free[w]
+                    if hit:
+                        f = 64 * w + _lowest(hit)
+                        to[k], of[f] = f, k
+                        free[w] &= ~(np.uint64(1) << np.uint64(f & 63))
+                        break
                 if to[k] < 0 and not _augment(k, edges, free, to, of, parent, seen, queue):
                     whole = False
                     break

@@ -79,7 +79,7 @@ def _balance_slot(wire):
 
 
 @njit(cache=True)
-def _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside):
+def _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside, fixed):
     """Stage numbers: balance[group, level], local, wire[w], spread[group, level] (-1: no such stage), and their count.
 
     A balance stage stands before the first wire stage that it feeds, a spread stage after the last that feeds it; the
@@ -87,7 +87,10 @@ def _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside):
     """
     balance = np.full((groups, levels), -1, np.int64)
     spread = np.full((groups, levels), -1, np.int64)
-    if inside:
+    if inside and fixed:
+        for w in range(wires):
+            balance[0, w], spread[0, w] = _balance_slot(w), 3 * w + 3
+    elif inside:
         for m in range(len(w_src)):
             k, f = (w_src[m], w_dst[m]) if groups > 1 else (0, 0)
             if balance[k, early[m]] < 0:
@@ -155,20 +158,21 @@ def _bucketed(keys, buckets):
 
 
 @njit(cache=True)
-def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, inside, per_node, barrier):
+def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, inside, per_node, barrier, fixed):
     """Number the stages, say what each waits for, and sort the messages by pair.
 
     `inside`: nodes have more than one rank. `per_node`: every node has scale-up stages of its own; else they are common.
     A node's balance stages follow one another, and so do its spread stages, after the rows that stay inside; a balance never
     waits for a spread. `barrier`: a wire stage waits until its ranks have done their
-    previous one; else a send waits for the sender's previous send and the receiver's previous receive only.
+    previous one; else a send waits for the sender's previous send and the receiver's previous receive only. `fixed`: every
+    wire stage has its scale-up stages (levels count wire stages), rows or not, so that no number depends on the traffic.
     """
     groups = nodes if per_node else 1
-    levels = 1
+    levels = max(1, wires) if fixed else 1
     for m in range(len(w_src)):
         levels = max(levels, early[m] + 1, late[m] + 1)
     balance, local, wire, spread, count = _number(
-        w_stage, w_src, w_dst, early, late, wires, groups, levels, inside
+        w_stage, w_src, w_dst, early, late, wires, groups, levels, inside, fixed
     )
     kind = np.full(count, -1, np.int64)  # which group's scale-up stage, `groups` for local, below 0 for ~wire
     level = np.zeros(count, np.int64)

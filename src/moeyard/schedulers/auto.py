@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes, law
 from moeyard.forms.blocks import Blocks
@@ -34,20 +36,26 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     What cannot beat the best found so far is not built; what was built is in `considered`.
     """
     pairs = Pairs.of(cluster, traffic)
-    best: Lanes | Blocks = Blocks.of(cluster, traffic, hashed=False)
-    found = {"direct": best.seconds()}
-    winner = "direct"
+    found: dict[str, float] = {}
+    winner, best = "", math.inf
+    forms: dict[str, Lanes | Blocks] = {}
     if cluster.nodes > 1 and pairs.rows_NN.any():
         for name, least, orders in _candidates(pairs):
-            if least >= found[winner]:
-                continue
-            for form in orders():
+            for form in orders() if least < best else ():
                 seconds = estimate_lanes(form)
-                if seconds < found[winner]:
-                    winner, best = name, form
                 found[name] = min(seconds, found.get(name, seconds))
-    considered = tuple(sorted(found.items(), key=lambda item: item[1]))
-    return Schedule(cluster, traffic, best, winner, considered)
+                if seconds < best:
+                    winner, best = name, seconds
+                    forms[winner] = form
+    straight = Blocks(cluster, traffic, hashed=False)
+    seconds = straight.seconds(limit=best)
+    if seconds < math.inf:
+        found["direct"] = seconds
+    if seconds <= best:
+        winner, forms["direct"] = "direct", straight
+    return Schedule(
+        cluster, traffic, forms[winner], winner, tuple(sorted(found.items(), key=lambda item: item[1]))
+    )
 
 
 def _candidates(pairs: Pairs) -> Iterator[Candidate]:
@@ -67,7 +75,7 @@ def _at_once(pairs: Pairs, least: float) -> Iterator[Candidate]:
     yield "shot", least, lambda: [shot_lanes(pairs)]
 
 
-def _in_turn(pairs: Pairs, seconds: np.ndarray[tuple[int, int], np.dtype[np.float64]], least: float) -> Iterator[Candidate]:
+def _in_turn(pairs: Pairs, seconds: FloatArray, least: float) -> Iterator[Candidate]:
     # A few matchings at a time save latency: only the bytes bind them.
     yield "shunt", pairs.busiest, lambda: shunt_orders(pairs)
     yield "spread", list_makespan(shifts(len(seconds)), seconds), lambda: [spread_lanes(pairs)]

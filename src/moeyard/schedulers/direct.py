@@ -11,9 +11,9 @@ from moeyard.traffic import Traffic
 def schedule_direct(cluster: Cluster, traffic: Traffic) -> Schedule:
     """Every block straight from origin to target, all at once: no balancing, incast and all. Around a dead nic a block
     goes by way of a neighbour."""
-    return Schedule(cluster, traffic, Blocks.of(cluster, traffic, hashed=False), "direct")
+    return Schedule(cluster, traffic, Blocks(cluster, traffic, hashed=False), "direct")
 
 
 def schedule_ecmp(cluster: Cluster, traffic: Traffic) -> Schedule:
     """Every block on one rail drawn by hashing its rank pair, all at once: conventional load balancing."""
-    return Schedule(cluster, traffic, Blocks.of(cluster, traffic, hashed=True), "ecmp")
+    return Schedule(cluster, traffic, Blocks(cluster, traffic, hashed=True), "ecmp")

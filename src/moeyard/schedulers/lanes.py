@@ -101,7 +101,7 @@ def rails_lanes(pairs: Pairs) -> Lanes:
 
 
 def waves_lanes(pairs: Pairs) -> Lanes:
-    return _in_waves(pairs, wave_cuts(*pairs.common_ratios))
+    return _in_waves(pairs, wave_cuts(*pairs.ratios[3]))
 
 
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
@@ -109,7 +109,8 @@ def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     # A pair whose lane crosses within two latencies gains nothing from waves.
     least = 2 * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
     wire = waves(pairs.rows_NN, least * pairs.capacity_NN, cuts)
-    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True)
+    count = len(cuts) if cluster.nodes > 1 else 0
+    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True, waves=count)
 
 
 def shunt_orders(pairs: Pairs) -> list[Lanes]:
@@ -149,20 +150,19 @@ def shunt_lanes(pairs: Pairs) -> Lanes:
 
 def _chained(pairs: Pairs, wire: Wire) -> Lanes:
     """Every message a stage of its own, started when its two nodes are free."""
-    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios), per_node=True, barrier=False)
+    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios[:3]), per_node=True, barrier=False)
 
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
     """One-to-one stages, each after the last."""
-    levels = levels_by_stage(wire[0], wire[3], wire[4], *pairs.common_ratios)
+    levels = levels_by_stage(wire[0], wire[3], wire[4], *pairs.ratios[3])
     return order_lanes(pairs, wire, levels, per_node=False, barrier=True)
 
 
 def node_work(pairs: Pairs) -> IntArray:
     """Rows of each pair as if its lanes were as many as the best pair's: time, in whole numbers."""
-    capacity = pairs.cluster.lanes[1].sum(axis=2)
-    most = capacity.max()
-    if (capacity[pairs.rows_NN > 0] == most).all():
+    if pairs.cluster.alike:
         return pairs.rows_NN
-    work: IntArray = -(-pairs.rows_NN * most // np.maximum(capacity, 1))
+    capacity = pairs.cluster.lanes[1].sum(axis=2)
+    work: IntArray = -(-pairs.rows_NN * capacity.max() // np.maximum(capacity, 1))
     return work

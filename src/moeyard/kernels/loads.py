@@ -1,0 +1,111 @@
+"""What node pairs ask of the scale-up ports and of their lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from moeyard.kernels.lanes import UNIT, quotas
+
+
+@njit(cache=True)
+def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carrier):
+    """What each pair asks of the scale-up ports, [k, f, local rank]: handed out and taken in by the balance, passed on
+    and taken in by the spread; and the slowest lane's rows per capacity, for each row of the pair.
+
+    A lane's rows are counted as a like mix of the pair's targets.
+    """
+    nodes, _, nics = to_NNM.shape
+    per = by_origin.shape[2]
+    give = np.zeros((nodes, nodes, per))
+    take = np.zeros((nodes, nodes, per))
+    pass_ = np.zeros((nodes, nodes, per))
+    get = np.zeros((nodes, nodes, per))
+    lane = np.zeros((nodes, nodes))
+    quota = np.empty(nics, np.int64)
+    for k in range(nodes):
+        for f in range(nodes):
+            total = rows_NN[k, f]
+            if total == 0:
+                continue
+            quotas(total, weight_NNM[k, f], first_NN[k, f], quota)
+            for i in range(per):
+                give[k, f, i] = by_origin[k, f, i]
+                get[k, f, i] = by_target[k, f, i]
+            each, slowest = 1.0 / total, 0.0
+            for l in range(nics):
+                if quota[l] == 0:
+                    continue
+                a, b = carrier[l], carrier[to_NNM[k, f, l]]
+                own = min(by_origin[k, f, a], quota[l])
+                give[k, f, a] -= own
+                take[k, f, a] += quota[l] - own
+                stay = quota[l] * (by_target[k, f, b] * each)
+                pass_[k, f, b] += quota[l] - stay
+                get[k, f, b] -= stay
+                time = quota[l] * 1.0
+                if weight_NNM[k, f, l] != UNIT:
+                    time *= UNIT / weight_NNM[k, f, l]
+                slowest = max(slowest, time)
+            lane[k, f] = slowest * each
+    return give, take, pass_, get, lane
+
+
+@njit(cache=True)
+def scale_up_ratios(rows_NN, loads, row_up, row_out, latency):
+    """Per node: time inside the node over time on the wire, of what it balances and of what it spreads, on the whole or for
+    the worst pair with a sixteenth of its rows, kept within [1/4, 1]; and the share of its rows that crosses in two
+    latencies, at least 1/48. Last the same three for batches common to all nodes: a node's ratio counts by its share of the
+    longest time on the wire."""
+    give, take, pass_, get, lane = loads
+    nodes, _, per = give.shape
+    send, receive = np.zeros(nodes), np.zeros(nodes)
+    balance, spread = np.zeros((nodes, 2, per)), np.zeros((nodes, 2, per))
+    for k in range(nodes):
+        for f in range(nodes):
+            if rows_NN[k, f] > 0:
+                send[k] += rows_NN[k, f] * lane[k, f]
+                receive[f] += rows_NN[k, f] * lane[k, f]
+                for i in range(per):
+                    balance[k, 0, i] += give[k, f, i]
+                    balance[k, 1, i] += take[k, f, i]
+                    spread[f, 0, i] += pass_[k, f, i]
+                    spread[f, 1, i] += get[k, f, i]
+    early, late, wire = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
+    for k in range(nodes):
+        wire[k] = max(send[k], receive[k]) * row_out
+        early[k] = balance[k].max() / max(send[k], 1e-300)
+        late[k] = spread[k].max() / max(receive[k], 1e-300)
+    for k in range(nodes):
+        for f in range(nodes):
+            time = rows_NN[k, f] * lane[k, f]
+            if time > 0 and 16 * time >= send[k]:
+                early[k] = max(early[k], give[k, f].max() / time, take[k, f].max() / time)
+            if time > 0 and 16 * time >= receive[f]:
+                late[f] = max(late[f], pass_[k, f].max() / time, get[k, f].max() / time)
+    for k in range(nodes):
+        early[k] = min(1.0, max(0.25, early[k] * row_up / row_out))
+        late[k] = min(1.0, max(0.25, late[k] * row_up / row_out))
+        wire[k] = min(1.0, max(1 / 48, 2 * latency / max(wire[k], 1e-300)))
+    finest = wire.min()
+    head, tail = 0.25, 0.25
+    for k in range(nodes):
+        head = max(head, early[k] * finest / wire[k])
+        tail = max(tail, late[k] * finest / wire[k])
+    return early, late, wire, (head, tail, finest)
+
+
+@njit(cache=True)
+def local_loads(rows_RR, nodes):
+    """The most rows that a rank of each node sends or receives inside it."""
+    per = len(rows_RR) // nodes
+    worst = np.zeros(nodes)
+    for k in range(nodes):
+        for i in range(per):
+            sent, got = 0, 0
+            for j in range(per):
+                if i != j:
+                    sent += rows_RR[k * per + i, k * per + j]
+                    got += rows_RR[k * per + j, k * per + i]
+            worst[k] = max(worst[k], sent, got)
+    return worst

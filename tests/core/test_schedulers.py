@@ -1,0 +1,210 @@
+"""What every scheduler must do, and what some of them promise besides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import clusters, jobs, traffics
+
+import moeyard as my
+from moeyard import Cluster, Contention, Port, Traffic
+from moeyard.estimate import estimate
+from moeyard.workloads import workload
+
+every_scheduler = pytest.mark.parametrize("name", sorted(my.SCHEDULERS))
+ONE_TO_ONE = ("spread", "fast")
+
+
+def named_rows(rows: np.ndarray) -> list[np.ndarray]:
+    """Every row says where it starts, where it goes and which of its block it is, so that none can pass for another."""
+    ranks = len(rows)
+    return [
+        np.array([(o, t, i) for t in range(ranks) for i in range(rows[o, t])], np.int64).reshape(-1, 3)
+        for o in range(ranks)
+    ]
+
+
+def plain_all_to_all(rows: np.ndarray) -> list[np.ndarray]:
+    ranks = len(rows)
+    return [
+        np.array([(o, t, i) for o in range(ranks) for i in range(rows[o, t])], np.int64).reshape(-1, 3)
+        for t in range(ranks)
+    ]
+
+
+@every_scheduler
+@given(job=jobs())
+def test_every_row_arrives_exactly_once(name, job):
+    my.verify(my.schedule(*job, name))
+
+
+@every_scheduler
+@given(job=jobs())
+def test_the_way_back_is_the_schedule_reversed(name, job):
+    schedule = my.schedule(*job, name)
+    back = my.verify(schedule.reversed())
+    assert (back.traffic.rows == schedule.traffic.rows.T).all()
+    assert back.reversed().digest == schedule.digest
+
+
+@every_scheduler
+@given(job=jobs(max_nodes=4))
+def test_running_it_equals_a_plain_all_to_all(name, job):
+    schedule = my.schedule(*job, name)
+    for direction in (schedule, schedule.reversed()):
+        rows = direction.traffic.rows
+        for found, expected in zip(
+            my.run_local(direction, named_rows(rows)), plain_all_to_all(rows), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+
+
+@every_scheduler
+@given(job=jobs())
+def test_what_a_rank_sends_is_what_the_others_expect(name, job):
+    """The compact form says sends and receives from two sides; both must be the same transfers."""
+    schedule = my.schedule(*job, name)
+    ranks = range(schedule.cluster.num_ranks)
+    sent = np.concatenate([schedule.sends(rank) for rank in ranks])
+    received = np.concatenate([schedule.receives(rank) for rank in ranks])
+    assert sorted(map(tuple, sent.tolist())) == sorted(map(tuple, received.tolist()))
+
+
+@every_scheduler
+@given(job=jobs())
+def test_no_estimate_beats_the_bound(name, job):
+    cluster, traffic = job
+    assert estimate(cluster, my.schedule(cluster, traffic, name)) >= my.bound(cluster, traffic) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_TO_ONE)
+@given(job=jobs())
+def test_a_one_to_one_schedule_takes_as_long_back_as_forth(name, job):
+    """By the estimate of the listed transfers, which walks the reversed stages as they are."""
+    cluster, traffic = job
+    schedule = my.schedule(cluster, traffic, name)
+    there, back = estimate(cluster, schedule), estimate(cluster, schedule.reversed())
+    assert back == pytest.approx(there, rel=1e-9)
+
+
+@every_scheduler
+@given(job=jobs())
+def test_no_row_crosses_a_dead_nic(name, job):
+    cluster, _ = job
+    transfers = my.schedule(*job, name).transfers()
+    across = transfers.src // cluster.ranks_per_node != transfers.dst // cluster.ranks_per_node
+    for end in (transfers.src[across], transfers.dst[across]):
+        assert (cluster.rails.reshape(-1)[cluster.port_R[end]] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["spread", "fast"])
+@given(job=jobs())
+def test_stages_are_one_to_one_between_nodes(name, job):
+    schedule = my.schedule(*job, name)
+    messages = schedule.messages()
+    wire = messages[schedule.stages.scale_out[messages.stage]]
+    for column in ("src", "dst"):
+        seen = np.stack([wire.stage, wire[column]])
+        assert np.unique(seen, axis=1).shape[1] == len(wire)
+
+
+@given(job=jobs(), data=st.data())
+def test_rails_plans_from_its_own_rows_alone(job, data):
+    """Changing another node's rows changes no send of this node's rows."""
+    cluster, traffic = job
+    per = cluster.ranks_per_node
+    other = data.draw(traffics(cluster.num_ranks)).rows.copy()
+    node = data.draw(st.integers(0, cluster.nodes - 1))
+    mine = slice(node * per, (node + 1) * per)
+    other[mine] = traffic.rows[mine]
+
+    def sends_of_the_node(rows):
+        transfers = my.schedule(cluster, Traffic(rows, traffic.row_bytes), "rails").transfers()
+        own = (transfers.src // per == node) & (transfers.origin // per == node)
+        return transfers[own].tolist()
+
+    assert sends_of_the_node(other) == sends_of_the_node(traffic.rows)
+
+
+@given(cluster=clusters(contention=False), data=st.data())
+def test_even_sending_gives_even_receiving(cluster, data):
+    """RailS' theorem: with healthy rails a node sends within one row of even over its nics, and so receives within one row
+    from each sender."""
+    cluster = cluster.but(rails=None)
+    traffic = data.draw(traffics(cluster.num_ranks))
+    transfers = my.schedule(cluster, traffic, "rails").transfers()
+    src, dst = transfers.src // cluster.ranks_per_node, transfers.dst // cluster.ranks_per_node
+    across = src != dst
+    for end, slack in ((transfers.src, 1), (transfers.dst, cluster.nodes - 1)):
+        load = np.bincount(
+            cluster.port_R[end[across]], transfers.rows[across], cluster.nodes * cluster.nics_per_node
+        ).reshape(cluster.nodes, cluster.nics_per_node)
+        assert (load.max(axis=1) - load.min(axis=1) <= slack).all()
+
+
+@every_scheduler
+def test_the_digest_is_the_same_in_every_process(name):
+    code = (
+        "import moeyard as my; from moeyard.workloads import workload; c = my.Cluster.load('h200-2x8');"
+        f"print(my.schedule(c, workload('zipf:1.1', 16, mb=1), {name!r}).digest)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    here = my.schedule(my.Cluster.load("h200-2x8"), workload("zipf:1.1", 16, mb=1), name).digest
+    assert found == {here + "\n"}
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+@pytest.mark.parametrize("kind", ["balanced", "random", "zipf:0.9"])
+def test_a_dead_and_a_slow_rail_cost_little(nodes, kind):
+    rails = np.ones((nodes, 8))
+    rails[0, 3], rails[2, 5] = 0.0, 0.5
+    cluster = Cluster(nodes, 8, Port(380e9, 1e-5), Port(48.85e9, 1e-5), rails=rails)
+    traffic = workload(kind, cluster.num_ranks, mb=256)
+    assert estimate(cluster, my.schedule(cluster, traffic)) <= 1.15 * my.bound(cluster, traffic)
+
+
+@pytest.mark.parametrize(("loss", "ceiling"), [(0.0, np.inf), (0.05, 2.0)])
+@pytest.mark.parametrize("kind", ["balanced", "random", "zipf:0.9", "hot", "sparse"])
+@pytest.mark.parametrize("mb", [1, 256])
+def test_auto_is_the_cheapest(kind, mb, loss, ceiling):
+    cluster = Cluster(4, 8, Port(380e9, 1e-5), Port(48.85e9, 1e-5), contention=Contention(loss, 1, ceiling))
+    traffic = workload(kind, 32, mb=mb)
+    costs = {name: estimate(cluster, my.schedule(cluster, traffic, name)) for name in my.SCHEDULERS}
+    assert costs["auto"] <= 1.01 * min(costs.values())
+    assert my.schedule(cluster, traffic).considered[0][1] == pytest.approx(costs["auto"])
+
+
+def test_a_node_without_a_live_nic_is_named():
+    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0), rails=[[1, 1], [0, 0]])
+    inside = np.kron(np.eye(2, dtype=int), np.ones((2, 2), int))
+    across = np.ones((4, 4), int)
+    for name in my.SCHEDULERS:
+        my.verify(my.schedule(cluster, Traffic(inside, 8), name))
+        with pytest.raises(my.InvalidSchedule, match="node 1"):
+            my.schedule(cluster, Traffic(across, 8), name)
+
+
+def test_unknown_schedulers_and_wrong_sizes_are_named():
+    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
+    with pytest.raises(my.UnknownName, match="unknown scheduler 'fats'; did you mean 'fast'"):
+        my.schedule(cluster, Traffic(np.ones((4, 4), int), 8), "fats")
+    with pytest.raises(
+        my.InvalidTraffic, match="traffic is between 3 ranks, but the cluster has 2 nodes x 2 = 4"
+    ):
+        my.schedule(cluster, Traffic(np.ones((3, 3), int), 8))
