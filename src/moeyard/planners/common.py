@@ -28,4 +28,4 @@ def mean_bandwidth(cluster: Cluster) -> float:
     if cluster.wan is not None and cluster.datacenters > 1:
         members = cluster.num_ranks // cluster.datacenters
         rates.append(cluster.wan.bandwidth / members * others / (cluster.num_ranks - members))
-    return min(rates)
+    return max(min(rates), 1.0)  # all nics dead: a crawl, not a division by zero

@@ -1,0 +1,104 @@
+"""`moeyard plan` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from moeyard.cli import main
+from moeyard.formats.models import MODELS, load_model
+from moeyard.formats.placements import load_placement
+from moeyard.planners import PLANNERS
+
+QUICK = ["--planner", "static", "--planner", "quota", "--planner", "balanced"]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """`moeyard ARGS` in this process: (status, stdout, stderr)."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_a_table_with_every_planner(call):
+    status, out, _ = call("plan", "h200-4x8", "mixtral-8", "--record", 5, "--layer", 2)
+    assert status == 0
+    for name in PLANNERS:
+        assert name in out
+    assert "x bound" in out
+    assert "<-" in out
+
+
+def test_json_and_a_saved_placement(call, tmp_path):
+    saved = tmp_path / "best.json"
+    status, out, _ = call(
+        "plan",
+        "h200-4x8",
+        "olmoe-64",
+        *QUICK,
+        "--json",
+        "--save",
+        saved,
+        "--slots",
+        2,
+        "--model",
+        "olmoe-1b-7b",
+    )
+    assert status == 0
+    data = json.loads(out)
+    lines = {line["planner"]: line for line in data["planners"]}
+    assert set(lines) == {"static", "quota", "balanced"}
+    assert data["expert_bytes"] == 3 * 2048 * 1024 * 2
+    assert lines["quota"]["balancedness"] > lines["static"]["balancedness"]
+    assert lines["static"]["copies"] == 0
+    assert min(line["x_bound"] for line in lines.values()) >= 1
+    best = load_placement(saved)
+    assert best.copies == lines[data["best"]]["copies"]
+    assert best.replicas_R.max() <= 2
+
+
+def test_demand_from_a_file_and_memory(call, tmp_path):
+    rows = np.random.default_rng(0).integers(0, 100, (16, 12))
+    np.save(tmp_path / "d.npy", rows)
+    status, out, _ = call("plan", "h200-2x8", tmp_path / "d.npy", *QUICK, "--memory", "110 MB", "--json")
+    assert status == 0
+    assert json.loads(out)["slots"] == 2  # of 50.3 MB each
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["h200-4x8", "mixtral-8", "--layer", "9"], "the trace has no layer 9"),
+        (["h200-2x8", "mixtral-8"], "demand has 32 ranks, the cluster 16"),
+        (["h200-4x8", "mixtral-8", "--planner", "quotta"], "did you mean 'quota'"),
+        (["h200-4x8", "mixtral-8", "--model", "mixtral"], "unknown model 'mixtral'"),
+        (["h200-4x8", "nothing.npz"], "nothing.npz"),
+        (["h200-4x8", "mixtral-8", "--policy", "evn", "--planner", "static"], "did you mean 'even'"),
+    ],
+)
+def test_bad_input_is_one_line(call, args, says):
+    status, out, err = call("plan", *args)
+    assert status == 2
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_by_name(name):
+    model = load_model(name, tokens_per_rank=4096)
+    assert model.row_bytes == 2 * MODELS[name]["hidden_size"]
+    assert model.non_moe_forward > 0
