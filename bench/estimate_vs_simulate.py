@@ -3,7 +3,7 @@
     python bench/estimate_vs_simulate.py [--nodes 2 4 8 16] [--mb 16 64 256] [--out bench/results/estimate.json]
 
 Per cell (nodes of 8 ranks, load, size, law): each scheduler's simulated time, how far its estimate is off, and how much
-slower the pick of `auto` is than the best. Summary: median and worst difference, worst pick.
+slower the pick of `auto` is than the best. Simulated exactly below 16 nodes, within 0.2% from there on. Summary: median and worst difference, worst pick.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def cell(nodes, load, mb, law):
     rows = {}
     for name in my.SCHEDULERS:
         plan = my.schedule(cluster, traffic, name)
-        seconds, guess = my.simulate(cluster, plan).makespan, my.estimate(cluster, plan)
+        tolerance = 0.002 if nodes >= 16 else 0.0  # whole blocks at once are 100k flows at 40 nodes
+        seconds = my.simulate(cluster, plan, tolerance=tolerance).makespan
+        guess = my.estimate(cluster, plan)
         rows[name] = {
             "x_bound": seconds / least,
             "difference": guess / seconds - 1,

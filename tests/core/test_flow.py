@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.slow_flow import plan, slow_simulate
+import moeyard as my
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster, Contention, Port
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
 from moeyard.links import Links
 from moeyard.sim import Operations, run, simulate
 from moeyard.sim.flow import message_operations
+from slow_flow import plan, slow_simulate
+from strategies import jobs
 
 
 def flat(nodes, bandwidth=1.0, latency=0.0, **more):
@@ -339,3 +341,47 @@ def test_the_same_cluster_faster_or_under_another_law():
     schedule = plan(c, [(0, 0, 3, 1), (0, 1, 3, 1)])
     assert simulate(c.but(scale_out=Port(2.0, 0.0)), schedule).makespan == pytest.approx(1.0)
     assert simulate(c.but(contention=Contention(1.0)), schedule).makespan == pytest.approx(4.0)
+
+
+# ---- real schedules
+
+
+def odd_clusters():
+    up, out = Port(40e9, 1e-6), Port(5e9, 1e-5)
+    rails = np.ones((3, 4))
+    rails[0, 1], rails[2, 3] = 0.0, 0.5
+    return {
+        "plain": Cluster(4, 4, up, out),
+        "a dead and a slow rail": Cluster(3, 4, up, out, rails=rails),
+        "shared nics": Cluster(3, 4, up, out, nics_per_node=2),
+        "two datacenters, lossy": Cluster(
+            4, 2, up, out, datacenters=2, wan=Port(2e9, 1e-3), contention=Contention(0.05, 1, 2.0)
+        ),
+        "one node": Cluster(1, 4, up, out),
+    }
+
+
+@pytest.mark.parametrize("cluster", odd_clusters().values(), ids=odd_clusters())
+@pytest.mark.parametrize("scheduler", sorted(my.SCHEDULERS))
+@pytest.mark.parametrize("load", ["balanced", "zipf:0.9", "sparse:0.1"])
+def test_no_scheduler_beats_the_bound_there_or_back(scheduler, cluster, load):
+    traffic = my.workload(load, cluster.num_ranks, mb=2, row_bytes=4096, seed=3)
+    schedule = my.schedule(cluster, traffic, scheduler)
+    for way in (schedule, schedule.reversed()):
+        timeline = simulate(cluster, way)
+        assert timeline.makespan >= bound(cluster, way.traffic) * (1 - 1e-9)
+        assert (timeline.first_M >= timeline.start_M).all()
+        assert (timeline.end_M > timeline.first_M).all()
+        assert (timeline.utilisation_L <= 1 + 1e-9).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs(), st.sampled_from(sorted(my.SCHEDULERS)), st.booleans())
+def test_any_schedule_takes_what_the_slow_simulator_says_and_never_less_than_the_bound(job, scheduler, back):
+    cluster, traffic = job
+    schedule = my.schedule(cluster, traffic, scheduler)
+    schedule = schedule.reversed() if back else schedule
+    timeline = simulate(cluster, schedule)
+    assert timeline.makespan >= bound(cluster, schedule.traffic) * (1 - 1e-9)
+    if len(timeline.messages) <= 120:  # the slow one is slow
+        np.testing.assert_allclose(timeline.end_M, slow_simulate(cluster, schedule)[2], rtol=1e-8)

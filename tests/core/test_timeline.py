@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from core.slow_flow import plan
 from moeyard.cluster import Cluster, Contention, Port
 from moeyard.errors import InvalidFile
 from moeyard.sim import simulate
 from moeyard.timeline import Timeline
+from slow_flow import plan
 
 CLUSTER = Cluster(
     2,
