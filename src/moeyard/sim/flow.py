@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen
@@ -70,11 +72,10 @@ def simulate(
     divides by what flows on them. Exact at tolerance 0; `run` says what another tolerance means. The cluster may
     differ from the schedule's in anything but its nodes and ranks.
     """
-    links = Links(cluster)
-    messages = schedule.messages()
     _check_shape(cluster, schedule)
-    operations = message_operations(links, schedule)
-    _check_alive(links, messages.src, messages.dst, messages.stage)
+    links, messages = Links(cluster), schedule.messages()
+    operations = message_operations(links, schedule, messages)
+    _check_alive(links, operations, messages)
     course = run(
         operations, links.capacity_L, contended_L=links.contended_L, contention=cluster.contention,
         tolerance=tolerance, merge=merge, watch=watch,
@@ -94,9 +95,12 @@ def simulate(
     )  # fmt: skip
 
 
-def message_operations(links: Links, schedule: Schedule) -> Operations:
-    """The messages of a schedule, then the joins that hold the start rule."""
-    messages, stages = schedule.messages(), schedule.stages
+def message_operations(
+    links: Links, schedule: Schedule, messages: np.recarray[Any, Any] | None = None
+) -> Operations:
+    """The messages of a schedule (given, if at hand), then the joins that hold the start rule."""
+    messages = schedule.messages() if messages is None else messages
+    stages = schedule.stages
     src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
     stage = np.ascontiguousarray(messages["stage"])
     needs, next_ptr, next_ = message_graph(
@@ -133,15 +137,14 @@ def _check_shape(cluster: Cluster, schedule: Schedule) -> None:
         )
 
 
-def _check_alive(links: Links, src_M: IntArray, dst_M: IntArray, stage_M: IntArray) -> None:
-    path_ptr, path, _ = links.paths(np.ascontiguousarray(src_M), np.ascontiguousarray(dst_M))
-    dead = links.capacity_L[path] <= 0
+def _check_alive(links: Links, operations: Operations, messages: np.recarray[Any, Any]) -> None:
+    dead = links.capacity_L[operations.path] <= 0
     if dead.any():
         at = int(np.argmax(dead))
-        m = int(np.searchsorted(path_ptr, at, side="right")) - 1
-        nic = (int(path[at]) - links.first[NIC_OUT]) % links.cluster.rails.size
+        m = int(np.searchsorted(operations.path_ptr, at, side="right")) - 1
+        nic = (int(operations.path[at]) - links.first[NIC_OUT]) % links.cluster.rails.size
         node, rail = divmod(nic, links.cluster.nics_per_node)
         raise InvalidSchedule(
-            f"stage {stage_M[m]}, rank {src_M[m]} -> {dst_M[m]}: uses nic {rail} of node {node}, which is dead; "
+            f"stage {messages.stage[m]}, rank {messages.src[m]} -> {messages.dst[m]}: uses nic {rail} of node {node}, which is dead; "
             f"schedule the traffic for this cluster"
         )
