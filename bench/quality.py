@@ -1,0 +1,149 @@
+"""How good the schedules are: estimated time over bound, for every scheduler, over sizes, workloads and laws.
+
+    python -m bench.quality                  recompute every cell, compare with bench/golden/quality.json, say what moved
+    python -m bench.quality --write          write the golden file anew
+    python -m bench.quality --simulate       the same cells by the flow simulator (up to --nodes), and how far estimate is off
+
+Figures are deterministic; the golden file is kept, so any change of quality shows in a diff.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from joblib import Parallel, delayed
+from rich.progress import track
+
+import moeyard as my
+from moeyard.estimate import estimate
+from moeyard.workloads import workload
+
+GOLDEN = Path(__file__).parent / "golden" / "quality.json"
+NODES = (2, 4, 8, 16, 40, 128)
+MEGABYTES = (1, 16, 64, 256, 1024)
+WORKLOADS = ("balanced", "random", "zipf:0.9", "zipf-pairs:0.9", "hot", "sparse:0.1")
+LAWS = {"ideal": my.Contention(), "loss 0.05": my.Contention(0.05, 1, 2.0)}
+NAMES = ("direct", "ecmp", "spread", "rails", "shot", "waves", "fast", "shunt", "auto")
+PER_NODE, ROW_BYTES = 8, 8192
+
+
+@dataclass(frozen=True)
+class Cell:
+    nodes: int
+    mb: int
+    workload: str
+    law: str
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes, {self.mb} MB, {self.workload}, {self.law}"
+
+    def job(self) -> tuple[my.Cluster, my.Traffic]:
+        port = my.Port(48.85e9, 10e-6)
+        cluster = my.Cluster(self.nodes, PER_NODE, my.Port(380e9, 10e-6), port, contention=LAWS[self.law])
+        return cluster, workload(self.workload, cluster.num_ranks, mb=self.mb, row_bytes=ROW_BYTES)
+
+
+def cells(most_nodes: int = 128) -> Iterator[Cell]:
+    for nodes in NODES:
+        for mb in MEGABYTES if nodes <= most_nodes else ():
+            for kind in WORKLOADS:
+                for law in LAWS:
+                    yield Cell(nodes, mb, kind, law)
+
+
+def measure(cell: Cell, names: tuple[str, ...] = NAMES) -> dict[str, float]:
+    """Scheduler -> estimated time over bound."""
+    cluster, traffic = cell.job()
+    best = my.bound(cluster, traffic)
+    return {n: round(estimate(cluster, my.schedule(cluster, traffic, n)) / best, 4) for n in names}
+
+
+def simulated(cell: Cell) -> dict[str, float]:
+    """Scheduler -> simulated time over bound."""
+    cluster, traffic = cell.job()
+    best = my.bound(cluster, traffic)
+    return {
+        n: round(my.simulate(cluster, my.schedule(cluster, traffic, n)).makespan / best, 4) for n in NAMES
+    }
+
+
+def limit(cell: Cell) -> float:
+    """What `auto` must stay within; infinite where nothing is promised."""
+    if cell.mb < 256 or not 4 <= cell.nodes <= 40:
+        return math.inf
+    if cell.law != "ideal":
+        return 1.15
+    return 1.04 if cell.workload in ("balanced", "random") else 1.08
+
+
+def complaints(cell: Cell, ratios: dict[str, float], slack: float = 1.01) -> list[str]:
+    """Where `auto` breaks a promise in this cell."""
+    best = min((r, n) for n, r in ratios.items() if n != "auto")
+    found = []
+    if ratios["auto"] > slack * best[0]:
+        found.append(f"{cell}: auto {ratios['auto']} is more than {slack - 1:.0%} above {best[1]} {best[0]}")
+    if ratios["auto"] > limit(cell):
+        found.append(f"{cell}: auto {ratios['auto']} is above {limit(cell)}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the golden file anew")
+    parser.add_argument("--simulate", action="store_true", help="judge by the flow simulator too")
+    parser.add_argument("--nodes", type=int, default=128, help="largest cluster, in nodes")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    options = parser.parse_args()
+
+    todo = list(cells(options.nodes))
+    run = Parallel(n_jobs=options.jobs, return_as="generator")
+    found = list(track(run(delayed(measure)(cell) for cell in todo), "estimating", total=len(todo)))
+    figures = {str(cell): ratios for cell, ratios in zip(todo, found, strict=True)}
+    problems = [line for cell in todo for line in complaints(cell, figures[str(cell)])]
+    if options.write:
+        GOLDEN.parent.mkdir(exist_ok=True)
+        rows = ",\n".join(f"{json.dumps(cell)}: {json.dumps(ratios)}" for cell, ratios in figures.items())
+        GOLDEN.write_text("{\n" + rows + "\n}\n")
+    else:
+        golden = json.loads(GOLDEN.read_text())
+        problems += [f"{c}: {golden.get(c)} is now {r}" for c, r in figures.items() if golden.get(c) != r]
+    promised = [cell for cell in todo if limit(cell) < math.inf]
+    for law in LAWS:
+        worst = max((figures[str(c)]["auto"], str(c)) for c in promised if c.law == law)
+        print(f"auto, 4 to 40 nodes, 256 MB and more, {law}: at most {worst[0]} x bound ({worst[1]})")
+    if options.simulate:
+        problems += judge(todo, figures, options.jobs)
+    for line in problems:
+        print(line)
+    print(f"{len(todo)} cells, {len(problems)} complaints")
+    raise SystemExit(1 if problems else 0)
+
+
+def judge(todo: list[Cell], figures: dict[str, dict[str, float]], jobs: int) -> list[str]:
+    """Estimate against simulate; auto's pick against the best by simulate (2%); the limits under simulate."""
+    run = Parallel(n_jobs=jobs, return_as="generator")
+    found = list(track(run(delayed(simulated)(cell) for cell in todo), "simulating", total=len(todo)))
+    off = sorted(
+        (abs(figures[str(cell)][n] / ratios[n] - 1), f"{cell}: {n} {figures[str(cell)][n]} / {ratios[n]}")
+        for cell, ratios in zip(todo, found, strict=True)
+        for n in NAMES
+    )
+    print(f"estimate against simulate: median {off[len(off) // 2][0]:.2%}, worst {off[-1][0]:.2%} ({off[-1][1]})")
+    picks = sorted(
+        (ratios["auto"] / min(ratios.values()), str(cell)) for cell, ratios in zip(todo, found, strict=True)
+    )
+    print(f"auto's pick over the best by simulate: worst {picks[-1][0]:.4f} ({picks[-1][1]})")
+    return [
+        f"simulated: {line}"
+        for cell, ratios in zip(todo, found, strict=True)
+        for line in complaints(cell, ratios, slack=1.02)
+    ]
+
+
+if __name__ == "__main__":
+    main()
