@@ -1,0 +1,177 @@
+"""`all_to_all_single` with torch's meaning, over a planned transport, with its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from moeyard.arrays import IntArray
+from moeyard.runtime import faults
+from moeyard.runtime.control import dtype_code
+from moeyard.runtime.exchange import Pending, exchange, start
+from moeyard.runtime.faults import Flaw, Mismatch
+from moeyard.runtime.plans import Plan
+from moeyard.traffic import Traffic
+
+if TYPE_CHECKING:
+    from moeyard.runtime.groups import Yard
+
+
+class Exchange(torch.autograd.Function):
+    """Rows out by the plan, their gradients back by the same plan reversed (or the other way round)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool) -> torch.Tensor:
+        ctx.plan, ctx.yard, ctx.backward = plan, yard, backward
+        arriving = sum(plan.input_splits if backward else plan.output_splits)
+        output = rows.new_empty((arriving, *rows.shape[1:]))
+        exchange(yard, plan, backward, output, rows.contiguous())
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return send_rows(grads[0], ctx.plan, ctx.yard, not ctx.backward), None, None, None
+
+
+def send_rows(rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool = False) -> torch.Tensor:
+    """The rows that arrive when `rows` are sent by the plan, or by its way back. Differentiable."""
+    return Exchange.apply(rows, plan, yard, backward)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class ExchangeInto(torch.autograd.Function):
+    """The same into a tensor that the caller gives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        plan: Plan,
+        yard: Yard,
+        later: list[Pending] | None,
+    ) -> torch.Tensor:
+        ctx.plan, ctx.yard = plan, yard
+        ctx.mark_dirty(output)
+        if later is None:
+            exchange(yard, plan, False, output, rows.contiguous())
+        else:
+            later.append(start(yard, plan, False, output, rows.contiguous()))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, send_rows(grads[0], ctx.plan, ctx.yard, True), None, None, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def all_to_all_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    yard: Yard,
+    *,
+    plan: Plan | None = None,
+    async_op: bool = False,
+) -> torch.Tensor | Pending:
+    """Send rows to every rank and receive theirs, as torch.distributed.all_to_all_single does.
+
+    Returns `output`, or with `async_op` a handle to `wait()` for; keep both tensors untouched until then. The gradient of
+    `output` flows back to `input` by the reversed schedule. One small gather of the split sizes per call; with `plan` (from
+    `exchange_plan` or an earlier call's traffic) none.
+    """
+    if plan is None:
+        plan = exchange_plan(output, input, output_split_sizes, input_split_sizes, yard)
+    else:
+        _check_plan(plan, output, input, output_split_sizes, input_split_sizes)
+    if not output.is_contiguous():
+        raise Mismatch(f"rank {yard.rank}: output is not contiguous; give a contiguous tensor")
+    later: list[Pending] | None = [] if async_op else None
+    if torch.is_grad_enabled() and input.requires_grad:
+        ExchangeInto.apply(output, input, plan, yard, later)  # type: ignore[no-untyped-call]
+    elif later is not None:
+        later.append(start(yard, plan, False, output, input.contiguous()))
+    else:
+        exchange(yard, plan, False, output, input.contiguous())
+    return output if later is None else later[0]
+
+
+def exchange_plan(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    yard: Yard,
+) -> Plan:
+    """Gather the split sizes, check every pair, and plan. Bad arguments of one rank raise on all."""
+    size = yard.size
+    sent, flaw = _splits(input_split_sizes, input.shape[0], size, faults.INPUT_ROWS)
+    received, other = _splits(output_split_sizes, output.shape[0], size, faults.OUTPUT_ROWS)
+    flaw = flaw or other
+    row_bytes = _row_bytes(input)
+    if flaw is None and (row_bytes != _row_bytes(output) or input.dtype != output.dtype):
+        flaw = Flaw(faults.WIDTH, row_bytes, _row_bytes(output))
+    splits = yard.agree(
+        "all_to_all_single",
+        np.concatenate([sent, received]),
+        row_bytes=row_bytes,
+        dtype=dtype_code(input.dtype),
+        grad=torch.is_grad_enabled() and input.requires_grad,
+        flaw=flaw,
+    )
+    rows_RR = np.ascontiguousarray(splits[:, :size])
+    expected = splits[:, size:].T
+    if (rows_RR != expected).any():
+        src, dst = np.argwhere(rows_RR != expected)[0].tolist()
+        raise Mismatch(
+            f"rank {src} -> rank {dst}: rank {src} sends {rows_RR[src, dst]} rows, but rank {dst} expects "
+            f"{expected[src, dst]}; nothing was sent; make the split sizes agree"
+        )
+    return yard.plan(Traffic(rows_RR, max(1, row_bytes)))
+
+
+def _splits(sizes: Sequence[int] | None, rows: int, ranks: int, code: int) -> tuple[IntArray, Flaw | None]:
+    if sizes is None or len(sizes) == 0:
+        flaw = Flaw(faults.UNEVEN, rows, ranks) if rows % ranks else None
+        return np.full(ranks, rows // ranks, np.int64), flaw
+    if len(sizes) != ranks:
+        return np.zeros(ranks, np.int64), Flaw(faults.WRONG_LENGTH, len(sizes), ranks)
+    array = np.array([int(n) for n in sizes], dtype=np.int64)
+    if (array < 0).any():
+        r = int(np.argmax(array < 0))
+        return np.zeros(ranks, np.int64), Flaw(faults.NEGATIVE, r, int(array[r]))
+    if int(array.sum()) != rows:
+        return array, Flaw(code, rows, int(array.sum()))
+    return array, None
+
+
+def _check_plan(
+    plan: Plan,
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+) -> None:
+    """Own splits against a plan made before."""
+    for name, tensor, given, known in (
+        ("input", input, input_split_sizes, plan.input_splits),
+        ("output", output, output_split_sizes, plan.output_splits),
+    ):
+        if given is not None and list(given) != known:
+            peer = next(i for i, (a, b) in enumerate(zip(given, known, strict=False)) if a != b)
+            raise Mismatch(
+                f"rank {plan.rank}: {name} split {given[peer]} for rank {peer}, but the plan says {known[peer]}; "
+                f"plan again when the counts change"
+            )
+        if tensor.shape[0] != sum(known):
+            raise Mismatch(f"rank {plan.rank}: {name} has {tensor.shape[0]} rows, the plan {sum(known)}")
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    count = 1
+    for n in tensor.shape[1:]:
+        count *= n
+    return count * tensor.element_size()

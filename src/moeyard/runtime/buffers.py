@@ -1,0 +1,67 @@
+"""Memory that exchanges and replicas use again and again."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class Arena:
+    """Byte buffers lent to one exchange at a time. As many exist as exchanges ever ran at once; each only grows."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int, device: torch.device) -> torch.Tensor:
+        """At least `size` bytes."""
+        with self._lock:
+            self._free.sort(key=len)
+            for i, buffer in enumerate(self._free):
+                if len(buffer) >= size:
+                    return self._free.pop(i)
+            if self._free:
+                self._free.pop()  # the largest is too small: a larger one takes its place
+        return torch.empty(size + size // 4, dtype=torch.uint8, device=device)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        with self._lock:
+            self._free.append(buffer)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(len(buffer) for buffer in self._free)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._free.clear()
+
+
+class Workspace:
+    """One growing buffer per key: what the layers of a model share. Whoever wrote last owns the contents."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self.owner: object = None
+
+    def take(
+        self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        count = 1
+        for n in shape:
+            count *= n
+        buffer = self._buffers.get((key, dtype, device))
+        if buffer is None or buffer.numel() < count:
+            buffer = torch.empty(count, dtype=dtype, device=device)
+            self._buffers[key, dtype, device] = buffer
+            self.owner = None
+        return buffer[:count].view(shape)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(b.numel() * b.element_size() for b in self._buffers.values())
+
+    def clear(self) -> None:
+        self._buffers.clear()
+        self.owner = None

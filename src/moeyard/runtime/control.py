@@ -1,0 +1,213 @@
+"""Small agreements between ranks before rows move: counts, order of calls, plan digests, world views."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from moeyard.arrays import IntArray
+from moeyard.runtime.faults import Flaw, Mismatch
+
+# The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
+FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "length")
+HEAD = len(FIELDS) + 3
+KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
+DTYPES: dict[torch.dtype, int] = {
+    dtype: i
+    for i, dtype in enumerate(
+        (
+            torch.float64,
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+            torch.int64,
+            torch.int32,
+            torch.uint8,
+            torch.bool,
+        )
+    )
+}
+_WHY = {
+    "kind": "every rank must make the same calls in the same order",
+    "call": "every rank must make the same calls in the same order",
+    "config": "give every rank the same cluster, scheduler, planner and options, and call mark_dead on every rank",
+    "history": "their plans differed before; every rank must run the same moeyard on the same inputs",
+    "row_bytes": "rows must be as wide on every rank",
+    "dtype": "rows must have the same dtype on every rank",
+    "grad": "a tensor requires grad on every rank or on none",
+    "length": "every rank must have the same number of experts and ranks",
+}
+
+
+def small_digest(*parts: Any) -> int:
+    """31 bits of whatever has a stable bytes or repr form."""
+    code = 0
+    for part in parts:
+        data = part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
+        code = zlib.crc32(data, code)
+    return code & 0x7FFFFFFF
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    return DTYPES.get(dtype, 100 + small_digest(str(dtype)) % 1000)
+
+
+@dataclass
+class Frame:
+    """One rank's side of an agreement."""
+
+    kind: str
+    call: int
+    config: int
+    history: int
+    row_bytes: int = 0
+    dtype: int = 0
+    grad: int = 0
+    flaw: Flaw | None = None
+
+
+class Control:
+    """Gathers over a gloo group of its own, on CPU tensors: it waits for no stream and no rail group."""
+
+    def __init__(self, group: dist.ProcessGroup, size: int, lost: Callable[[str], Exception]) -> None:
+        self.group, self.size, self._lost = group, size, lost
+        self.room = max(2 * size, 256)
+        self._mine = np.zeros(HEAD + self.room, np.int64)
+
+    def agree(self, frame: Frame, payload: IntArray) -> IntArray:
+        """[rank, value]: the payloads of all ranks, or Mismatch on every rank, naming a pair."""
+        mine, n = self._mine, len(payload)
+        values = (
+            frame.kind,
+            frame.call,
+            frame.config,
+            frame.history,
+            frame.row_bytes,
+            frame.dtype,
+            frame.grad,
+        )
+        mine[0] = KINDS.index(frame.kind)
+        mine[1:7] = values[1:]
+        mine[7] = n
+        flaw = frame.flaw or Flaw(0)
+        mine[8:HEAD] = flaw.code, flaw.a, flaw.b
+        fits = n <= self.room
+        if fits:
+            mine[HEAD : HEAD + n] = payload
+        frames = self.gather(mine)
+        self._check(frames)
+        if fits:
+            return frames[:, HEAD : HEAD + n]
+        return self.gather(payload)
+
+    def agree_digest(self, digest: int) -> Callable[[], None]:
+        """Start comparing one number; call the result to finish: Mismatch unless it is equal on all ranks."""
+        mine = torch.tensor([digest], dtype=torch.int64)
+        out = torch.empty(self.size, dtype=torch.int64)
+        try:
+            work = self.group._allgather_base(out, mine)
+        except RuntimeError as error:
+            raise self._lost(str(error)) from error
+
+        def finish() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._lost(str(error)) from error
+            found = out.numpy()
+            if (found != found[0]).any():
+                a, b = odd_pair(found)
+                raise Mismatch(
+                    f"rank {a} and rank {b} planned differently from the same counts (digests {found[a]:#x} and "
+                    f"{found[b]:#x}); nothing was sent; run the same moeyard, numpy and numba on every rank"
+                )
+
+        return finish
+
+    def gather(self, values: IntArray) -> IntArray:
+        """[rank, value]. Lengths must agree."""
+        mine = torch.from_numpy(np.ascontiguousarray(values))
+        out = torch.empty((self.size, len(values)), dtype=torch.int64)
+        try:
+            self.group._allgather_base(out.view(-1), mine).wait()
+        except RuntimeError as error:
+            raise self._lost(str(error)) from error
+        return out.numpy()
+
+    def _check(self, frames: IntArray) -> None:
+        flawed = np.flatnonzero(frames[:, len(FIELDS)])
+        for i, field in enumerate(FIELDS[:2]):  # a rank in another call has other arguments: say that first
+            self._compare(frames, i, field)
+        if len(flawed):
+            r = int(flawed[0])
+            code, a, b = frames[r, len(FIELDS) : HEAD].tolist()
+            raise Mismatch(f"rank {r}: {Flaw(code, a, b).text()}; nothing was sent")
+        for i, field in enumerate(FIELDS[2:], start=2):
+            self._compare(frames, i, field)
+
+    @staticmethod
+    def _compare(frames: IntArray, i: int, field: str) -> None:
+        column = frames[:, i]
+        if (column == column[0]).all():
+            return
+        a, b = odd_pair(column)
+        show = (lambda v: KINDS[v]) if field == "kind" else str
+        raise Mismatch(
+            f"rank {a} and rank {b} disagree on {field}: {show(int(column[a]))} and {show(int(column[b]))}; "
+            f"nothing was sent; {_WHY[field]}"
+        )
+
+
+def odd_pair(values: IntArray) -> tuple[int, int]:
+    """(a rank of the most common value, the first rank that differs), lower rank first."""
+    common, _ = Counter(values.tolist()).most_common(1)[0]
+    one = int(np.flatnonzero(values == common)[0])
+    other = int(np.flatnonzero(values != common)[0])
+    return min(one, other), max(one, other)
+
+
+def share_views(
+    store: Store, rank: int, view: dict[str, Any], world: Sequence[int], timeout: float
+) -> dict[int, dict[str, Any]]:
+    """Every rank's view of the world, by way of the store: no group is needed yet, so nothing can hang.
+
+    Checks that the expert-parallel groups which the views name divide the world, and that options agree.
+    """
+    store.set(f"view/{rank}", json.dumps(view))
+    views: dict[int, dict[str, Any]] = {}
+    end = time.monotonic() + timeout
+    for other in world:
+        try:
+            store.wait([f"view/{other}"], timedelta(seconds=max(0.05, end - time.monotonic())))
+            views[other] = json.loads(store.get(f"view/{other}"))
+        except Exception as error:
+            raise Mismatch(
+                f"rank {rank} and rank {other} have different views: rank {other} made no Yard within {timeout:g} s; "
+                f"every rank of the world must make the same yards in the same order"
+            ) from error
+    for a in world:
+        for b in views[a]["members"]:
+            theirs = views[b]["members"] if b in views else "no place in this world"
+            if theirs != views[a]["members"]:
+                raise Mismatch(
+                    f"rank {a} and rank {b} have different views of the world: rank {a} sees group "
+                    f"{views[a]['members']}, rank {b} {theirs}; make the Yard from the same groups on every rank"
+                )
+            for key in ("config", "dense"):
+                if views[b][key] != views[a][key]:
+                    raise Mismatch(
+                        f"rank {a} and rank {b} disagree on {key}: {views[a][key]} and {views[b][key]}; "
+                        f"give every rank the same cluster, scheduler, planner and options"
+                    )
+    return views

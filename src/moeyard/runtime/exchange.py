@@ -1,0 +1,199 @@
+"""The interpreter: one rank's program, carried out on gloo.
+
+A stage is issued when the rank has done every stage in its `after`: receives first, then sends. gloo holds a sender back
+until its receive is posted, so a message starts when both ends are ready, as the plan says. Scale-up and scale-out
+stages are two lanes, each in stage order; every wait is for a lower stage, so nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moeyard.program import INPUT, OUTPUT, RELAY
+from moeyard.runtime.plans import Message, Plan, Steps
+
+if TYPE_CHECKING:
+    from moeyard.runtime.groups import Yard
+
+Rows = torch.Tensor  # [row, element], contiguous
+
+
+def as_rows(tensor: torch.Tensor) -> Rows:
+    """[row, element] on the same memory, outside autograd (grad mode is per thread); `tensor` is contiguous."""
+    return tensor.detach().view(tensor.shape[0], math.prod(tensor.shape[1:]))
+
+
+class Flight:
+    """One exchange under way."""
+
+    def __init__(self, yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows, tag: int) -> None:
+        self.yard, self.tag = yard, tag
+        self.steps: Steps = plan.steps(backward)
+        program = self.steps.program
+        width, dtype = source.shape[1], source.dtype
+        size = width * source.element_size()
+        rows = program.relay_rows + self.steps.staged_rows
+        self._arena = yard.arena.take(rows * size, source.device) if rows * size else None
+        empty = source.new_empty(0, width)
+        scratch = empty if self._arena is None else self._arena[: rows * size].view(dtype).view(rows, width)
+        self._staging = scratch[program.relay_rows :]
+        self._spaces: dict[int, Rows] = {INPUT: source, RELAY: scratch[: program.relay_rows], OUTPUT: output}
+        if program.keep_rows:
+            kept = source[program.keep_input : program.keep_input + program.keep_rows]
+            output[program.keep_output : program.keep_output + program.keep_rows].copy_(kept)
+        count = len(self.steps.steps)
+        self._works: list[list[tuple[Any, Message, bool, torch.Tensor]]] = [[] for _ in range(count)]
+        self._done = [False] * count
+        self._failed: BaseException | None = None
+        self._two_lanes = bool(self.steps.up and self.steps.out)
+        if self._two_lanes:
+            self._issued = [threading.Event() for _ in range(count)]
+            self._locks = [threading.Lock() for _ in range(count)]
+
+    def run(self) -> None:
+        """Everything, in this thread and one more where both networks are used. Gives back the scratch memory."""
+        try:
+            if not self._two_lanes:
+                self._lane(self.steps.up or self.steps.out)
+            else:
+                other: Future[None] = self.yard.threads.submit(self._lane, self.steps.up)
+                try:
+                    self._lane(self.steps.out)
+                finally:
+                    other.exception()  # always joined: nothing may touch the buffers after an error
+                other.result()
+        finally:
+            if self._arena is not None and self._failed is None:
+                self.yard.arena.give(self._arena)
+
+    def _lane(self, stages: list[int]) -> None:
+        try:
+            for s in stages:
+                for earlier in self.steps.steps[s].after:
+                    self._finish(earlier)
+                self._issue(s)
+            for s in stages:
+                self._finish(s)
+        except BaseException as error:
+            self._failed = error
+            if self._two_lanes:
+                for event in self._issued:
+                    event.set()
+            raise
+
+    def _issue(self, s: int) -> None:
+        step, works, tag = self.steps.steps[s], self._works[s], self._tag(s)
+        ports = self.yard.channels
+        for message in step.receives:
+            port = ports.receive_from[message.peer]
+            into = self._buffer(message)
+            with self._named(s, message, False):
+                works.append((port.group.recv([into], port.peer, tag), message, False, into))
+        for message in step.sends:
+            port = ports.send_to[message.peer]
+            out = self._buffer(message)
+            if message.staged >= 0:
+                torch.cat([self._run(run) for run in message.runs], out=out)
+            if self.yard.observer is not None:
+                self.yard.observer(step.number, self.yard.rank, message.peer, message.rows, port.rail)
+            with self._named(s, message, True):
+                works.append((port.group.send([out], port.peer, tag), message, True, out))
+        if self._two_lanes:
+            self._issued[s].set()
+
+    def _finish(self, s: int) -> None:
+        if not self._two_lanes:
+            if not self._done[s]:
+                self._complete(s)
+            return
+        self._issued[s].wait()
+        with self._locks[s]:
+            if self._failed is not None:
+                raise self._failed
+            if not self._done[s]:
+                self._complete(s)
+
+    def _complete(self, s: int) -> None:
+        for work, message, send, buffer in self._works[s]:
+            with self._named(s, message, send):
+                work.wait()
+            if not send and message.staged >= 0:
+                at = 0
+                for run in message.runs:
+                    self._run(run).copy_(buffer[at : at + run[2]])
+                    at += run[2]
+        self._works[s].clear()
+        self._done[s] = True
+
+    def _tag(self, s: int) -> int:
+        return (self.tag + self.steps.steps[s].number * 0x9E37) & 0x7FFFFFFF
+
+    def _buffer(self, message: Message) -> torch.Tensor:
+        if message.staged >= 0:
+            return self._staging[message.staged : message.staged + message.rows]
+        return self._run(message.runs[0])
+
+    def _run(self, run: tuple[int, int, int]) -> Rows:
+        space, offset, rows = run
+        return self._spaces[space][offset : offset + rows]
+
+    def _named(self, s: int, message: Message, send: bool) -> Blame:
+        return Blame(self.yard, self.steps.steps[s].number, message.peer, send)
+
+
+class Blame:
+    """Turns a backend's error into one that names the pair."""
+
+    __slots__ = ("peer", "send", "stage", "yard")
+
+    def __init__(self, yard: Yard, stage: int, peer: int, send: bool) -> None:
+        self.yard, self.stage, self.peer, self.send = yard, stage, peer, send
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RuntimeError):
+            me = self.yard.rank
+            pair = (me, self.peer) if self.send else (self.peer, me)
+            raise self.yard.lost(f"stage {self.stage}: {error}", pair) from error
+
+
+class Pending:
+    """An exchange that runs behind the caller. `wait()` returns when the output is complete, or raises."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._waited = False
+
+    def wait(self) -> None:
+        if not self._waited:
+            self._waited = True
+            self._done()
+
+
+def start(yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> Pending:
+    """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
+    tag = yard.next_tag(plan, backward)
+    if source.device.type == "cuda":
+        from moeyard.runtime.streams import start_on_streams
+
+        return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))
+    flight = Flight(yard, plan, backward, as_rows(output), as_rows(source), tag)
+    future = yard.flights.submit(flight.run)
+    return Pending(future.result)
+
+
+def exchange(yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
+    """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream)."""
+    if source.device.type == "cuda":
+        start(yard, plan, backward, output, source).wait()
+        return
+    tag = yard.next_tag(plan, backward)
+    Flight(yard, plan, backward, as_rows(output), as_rows(source), tag).run()

@@ -1,0 +1,145 @@
+"""What goes wrong between ranks, and who did it.
+
+ExchangeError
++-- Mismatch    ranks disagree on splits, plan, order of calls or world; found before anything is sent
++-- RankLost    a rank died, or did not answer within the time-out
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from moeyard.errors import MoeyardError
+
+
+class ExchangeError(MoeyardError):
+    """An exchange that cannot be done. Every rank gets one, and it names the rank or pair at fault."""
+
+
+class Mismatch(ExchangeError):
+    """Ranks disagree."""
+
+
+class RankLost(ExchangeError):
+    """A rank died or did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """A rank's own bad argument. It travels to the others as three numbers, so that all raise the same."""
+
+    code: int
+    a: int = 0
+    b: int = 0
+
+    def text(self) -> str:
+        return FLAWS[self.code].format(a=self.a, b=self.b)
+
+
+INPUT_ROWS, OUTPUT_ROWS, UNEVEN, NEGATIVE, WRONG_LENGTH, EXPERT_RANGE, WIDTH = 1, 2, 3, 4, 5, 6, 7
+FLAWS = {
+    INPUT_ROWS: "input has {a} rows, but input_split_sizes sum to {b}",
+    OUTPUT_ROWS: "output has {a} rows, but output_split_sizes sum to {b}",
+    UNEVEN: "{a} rows do not divide by {b} ranks; give split sizes",
+    NEGATIVE: "split size {b} for rank {a} is negative",
+    WRONG_LENGTH: "{a} split sizes for {b} ranks; give one per rank",
+    EXPERT_RANGE: "a token asks for expert {a}, but experts are 0..{b}",
+    WIDTH: "rows of {a} bytes in input and {b} bytes in output; make both alike",
+}
+
+
+class Watch:
+    """A thread that answers roll calls, also while the rank itself is stuck in an exchange.
+
+    Nothing is written to the store until a rank raises the alarm. Then every live process says where it is, so the rank
+    that failed can tell the dead from the late. Costs one look at the store per `period` seconds.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, where: Callable[[], dict[str, Any]], period: float = 0.5
+    ) -> None:
+        self._store, self._rank, self._where, self._period = store, rank, where, period
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moeyard-watch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        answered = 0
+        while not self._stop.wait(self._period):
+            try:
+                if not self._store.check(["alarm"]):
+                    continue
+                alarms = int(self._store.add("alarm", 0))
+                if alarms > answered:
+                    answered = alarms
+                    self._store.set(f"here/{alarms}/{self._rank}", json.dumps(self._where()))
+            except Exception:  # the store went with its keeper: nobody is left to be told
+                return
+
+    def roll_call(self, ranks: Sequence[int], patience: float) -> tuple[dict[int, dict[str, Any]], list[int]]:
+        """(where each live rank is, the ranks that did not answer). Raises RuntimeError if the store is gone."""
+        call = int(self._store.add("alarm", 1))
+        found: dict[int, dict[str, Any]] = {self._rank: self._where()}
+        end = time.monotonic() + patience
+        while True:
+            for rank in ranks:
+                key = f"here/{call}/{rank}"
+                if rank not in found and self._store.check([key]):
+                    found[rank] = json.loads(self._store.get(key))
+            # An alarm raised just after ours moves the others' answers to its number.
+            later = int(self._store.add("alarm", 0))
+            call = max(call, later) if len(found) < len(ranks) else call
+            if len(found) == len(ranks) or time.monotonic() > end:
+                return found, [rank for rank in ranks if rank not in found]
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+
+def accuse(
+    watch: Watch,
+    rank: int,
+    ranks: Sequence[int],
+    where: dict[str, Any],
+    cause: str,
+    pair: tuple[int, int] | None,
+) -> RankLost:
+    """The error of a failed exchange: the ranks that are gone, else those that are elsewhere, else the pair."""
+    head = f"rank {rank}, {_place(where)}"
+    link = f", rank {pair[0]} -> rank {pair[1]}" if pair else ""
+    reason = cause.strip().splitlines()[0][:160] if cause.strip() else "no reason given"
+    try:
+        found, missing = watch.roll_call(ranks, patience=3.0)
+    except Exception as error:
+        who = f"{link[2:]}: " if link else ""
+        return RankLost(
+            f"{head}: {who}{reason}; the store is gone too ({type(error).__name__}), so the rank that keeps it "
+            f"(rank 0 unless torchrun keeps it) is lost; restart the job"
+        )
+    if missing:
+        names = ", ".join(map(str, missing))
+        return RankLost(
+            f"{head}{link}: rank {names} is gone (no answer to the roll call; {reason}); restart it"
+        )
+    late = [r for r in ranks if found[r].get("call") != where.get("call")]
+    if late:
+        r = late[0]
+        return RankLost(
+            f"{head}{link}: rank {r} is elsewhere, {_place(found[r])} ({reason}); "
+            f"every rank must make the same calls in the same order"
+        )
+    return RankLost(f"{head}{link}: {reason}; all ranks live; raise timeout= if the network is only slow")
+
+
+def _place(where: dict[str, Any]) -> str:
+    state = where.get("state", "?")
+    return f"call {where.get('call', '?')} ({state})"

@@ -1,0 +1,280 @@
+"""The yard: process groups, plans and memory of one expert-parallel group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.device_mesh import DeviceMesh
+
+from moeyard.assign import ASSIGNERS
+from moeyard.cluster import Cluster
+from moeyard.errors import InvalidCluster, UnknownName
+from moeyard.model import ModelSpec
+from moeyard.planners import PLANNERS
+from moeyard.runtime.buffers import Arena, Workspace
+from moeyard.runtime.channels import Channels, make_group
+from moeyard.runtime.control import Control, Frame, share_views, small_digest
+from moeyard.runtime.detect import detect_cluster, own_view
+from moeyard.runtime.faults import ExchangeError, Flaw, RankLost, Watch, accuse
+from moeyard.runtime.plans import Plan, PlanCache, cluster_digest, plan_digest
+from moeyard.schedulers import SCHEDULERS, schedule
+from moeyard.traffic import Traffic
+from moeyard.version import __version__
+
+Observer = Callable[
+    [int, int, int, int, int | None], None
+]  # stage, src, dst, rows, rail (None inside a node)
+_count = 0  # yards made by this process: their number names them in the store
+
+
+class Yard:
+    """Everything that the expert-parallel exchanges of one group need.
+
+    `where`: a ProcessGroup (default: the whole world) or a DeviceMesh of one dimension (expert parallel) or two (data
+    parallel x expert parallel, the last dimension or the one named "ep"). Every rank of the world makes the yard, with
+    the same options; each expert-parallel group then exchanges for itself, and `data_group` joins the ranks that hold
+    the same experts.
+
+    planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
+    the network interface of each rail. timeout: seconds until a silent rank is an error.
+    """
+
+    def __init__(
+        self,
+        where: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        cluster: Cluster | str | None = None,
+        scheduler: str = "auto",
+        planner: str = "static",
+        slots: int | None = None,
+        policy: str = "auto",
+        model: ModelSpec | None = None,
+        interfaces: Sequence[str] | None = None,
+        timeout: float = 300.0,
+        observer: Observer | None = None,
+    ) -> None:
+        global _count
+        for kind, name, known in (
+            ("scheduler", scheduler, SCHEDULERS),
+            ("planner", planner, PLANNERS),
+            ("assignment policy", policy, [*ASSIGNERS, "auto"]),
+        ):
+            if name not in known:
+                raise UnknownName.of(kind, name, known)
+        _count += 1
+        self.scheduler, self.planner, self.slots, self.policy = scheduler, planner, slots, policy
+        self.model, self.timeout, self.observer = model, timeout, observer
+        members, dense = _members(where)
+        self.ranks = members  # global ranks, in expert-parallel order
+        self.rank, self.size = members.index(dist.get_rank()), len(members)
+        self.backend = _backend(where)
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if self.backend == "nccl"
+            else torch.device("cpu")
+        )
+        given = Cluster.load(cluster) if isinstance(cluster, str) else cluster
+        store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
+        config = self._config(cluster_digest(given) if given is not None else 0)
+        view = {"members": members, "dense": dense, "config": config, **own_view()}
+        views = share_views(store, dist.get_rank(), view, range(dist.get_world_size()), timeout)
+        self.cluster = given or detect_cluster([views[r] for r in members], self.device)
+        if self.cluster.num_ranks != self.size:
+            raise InvalidCluster(
+                f"the expert-parallel group has {self.size} ranks, the cluster {self.cluster.nodes} nodes x "
+                f"{self.cluster.ranks_per_node} = {self.cluster.num_ranks}; give the cluster of one such group"
+            )
+        self._digest = self._config(cluster_digest(self.cluster))
+        self._make_groups(views, interfaces)
+        self.plans = PlanCache()
+        self.arena, self.workspace = Arena(), Workspace()
+        self.threads = ThreadPoolExecutor(8, thread_name_prefix="moeyard-lane")
+        self.flights = ThreadPoolExecutor(8, thread_name_prefix="moeyard-flight")
+        streams: Any = torch.cuda.Stream
+        self.lanes = [streams(self.device) for _ in range(2)] if self.device.type == "cuda" else []
+        self._calls, self._tags, self._history = 0, 0, 0
+        self._state, self._broken = "idle", ""
+        self._fault_lock = threading.Lock()
+        self._watch = Watch(PrefixStore(f"g{members[0]}", store), self.rank, self.whereabouts)
+        self.channels.warm(self.device)
+        self.closed = False
+
+    def _make_groups(self, views: dict[int, dict[str, Any]], interfaces: Sequence[str] | None) -> None:
+        """All groups of all expert-parallel groups, in one order on every rank of the world."""
+        families = sorted({tuple(view["members"]) for view in views.values()})
+        fellows = sorted({tuple(view["dense"]) for view in views.values()})
+        control: dict[tuple[int, ...], Any] = {f: make_group(f, "gloo", self.timeout) for f in families}
+        self.control = Control(control[tuple(self.ranks)], self.size, self.lost)
+        self.channels = Channels(families, self.rank, self.cluster, self.backend, self.timeout, interfaces)
+        self._extra: list[dist.ProcessGroup] = [self.control.group]
+        self.dense_group = self.dense_control = None
+        self.data_group = None
+        for fellow in fellows:
+            own = [f for f in families if set(f) <= set(fellow)]
+            if len({len(f) for f in own}) != 1 or sum(map(len, own)) != len(fellow):
+                raise InvalidCluster(
+                    f"ranks {list(fellow)} do not divide into expert-parallel groups of one size: {own}; "
+                    f"give every rank a group of the same size"
+                )
+            group = make_group(fellow, self.backend, self.timeout)
+            plain = group if self.backend == "gloo" else make_group(fellow, "gloo", self.timeout)
+            if dist.get_rank() in fellow:
+                self.dense_group, self.dense_control = group, plain
+                self._extra += [group] if plain is group else [group, plain]
+            for position in range(len(own[0]) if len(own) > 1 else 0):
+                data = [f[position] for f in own]
+                group = make_group(data, self.backend, self.timeout)
+                if dist.get_rank() in data:
+                    self.data_group = group
+                    self._extra.append(group)
+
+    def _config(self, cluster: int) -> int:
+        return small_digest(
+            __version__, cluster, self.scheduler, self.planner, self.slots, self.policy, self.model
+        )
+
+    # plans
+
+    def agree(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        row_bytes: int = 0,
+        dtype: int = 0,
+        grad: bool = False,
+        flaw: Flaw | None = None,
+    ) -> Any:
+        """One small gather: [rank, value], or Mismatch on every rank."""
+        self.check_open()
+        self._calls += 1
+        self._state = kind
+        frame = Frame(kind, self._calls, self._digest, self._history, row_bytes, dtype, int(grad), flaw)
+        values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
+        self._state = "idle"
+        return values
+
+    def plan(self, traffic: Traffic, also: int = 0) -> Plan:
+        """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
+        that must agree. Every rank calls this with the same traffic."""
+        key = PlanCache.key(traffic)
+        plan = self.plans.get(key)
+        if plan is None:
+            made = schedule(self.cluster, traffic, self.scheduler)
+            plan = Plan(made, self.rank, plan_digest(made))
+            finish = self.control.agree_digest(small_digest(plan.digest, also))
+            _ = plan.forward  # lowered while the digests travel
+            finish()
+            self.plans.put(key, plan)
+        self._history = small_digest(self._history, plan.digest, also)
+        return plan
+
+    def next_tag(self, plan: Plan, backward: bool) -> int:
+        """A tag that no other exchange in flight has: a rank in another exchange can then never deliver its rows here."""
+        self.check_open()
+        self._tags += 1
+        return small_digest(plan.digest, backward, self._tags)
+
+    # faults
+
+    def mark_dead(self, node: int, rail: int) -> None:
+        """Plan around a dead nic from now on. Every rank of the yard calls this between the same two exchanges."""
+        if not (0 <= node < self.cluster.nodes and 0 <= rail < self.cluster.nics_per_node):
+            raise InvalidCluster(
+                f"no nic {rail} on node {node}: nodes are 0..{self.cluster.nodes - 1}, rails 0..{self.cluster.nics_per_node - 1}"
+            )
+        rails = self.cluster.rails.copy()
+        rails[node, rail] = 0.0
+        self.set_cluster(self.cluster.but(rails=rails))
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Plan for these rates and rails from now on; nodes and ranks stay as they are. Every rank calls this."""
+        shape = (self.cluster.nodes, self.cluster.ranks_per_node, self.cluster.nics_per_node)
+        if (cluster.nodes, cluster.ranks_per_node, cluster.nics_per_node) != shape:
+            raise InvalidCluster(f"the yard's groups are for (nodes, ranks, nics) {shape}; make a new Yard")
+        self.cluster = cluster
+        self._digest = self._config(cluster_digest(cluster))
+        self.channels.retarget(cluster)
+        self.plans.clear()
+
+    def whereabouts(self) -> dict[str, Any]:
+        return {"call": self._calls, "tag": self._tags, "state": self._state}
+
+    def lost(self, cause: str, pair: tuple[int, int] | None = None) -> ExchangeError:
+        """The error of a failed exchange, after a roll call. The yard is of no use from now on."""
+        with self._fault_lock:
+            if self._broken:
+                return RankLost(self._broken)
+            where = self.whereabouts()
+            error = accuse(self._watch, self.rank, range(self.size), where, cause, pair)
+            self._broken = str(error)
+            return error
+
+    def check_open(self) -> None:
+        if self._broken:
+            raise RankLost(f"this yard is of no use after: {self._broken}; make a new one")
+        if self.closed:
+            raise RankLost("this yard is closed; make a new one")
+
+    def close(self) -> None:
+        """Finish what runs and destroy the groups that the yard made. Every rank calls this; twice is once."""
+        if self.closed:
+            return
+        self.closed = True
+        self._watch.close()
+        self.flights.shutdown(wait=True)
+        self.threads.shutdown(wait=True)
+        self.arena.clear()
+        self.workspace.clear()
+        self.plans.clear()
+        self.channels.close()
+        for group in self._extra:
+            dist.destroy_process_group(group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _members(where: dist.ProcessGroup | DeviceMesh | None) -> tuple[list[int], list[int]]:
+    """(ranks of this expert-parallel group, ranks over which the dense parameters are copies)."""
+    world = list(range(dist.get_world_size()))
+    if not isinstance(where, DeviceMesh):
+        return (world if where is None else list(dist.get_process_group_ranks(where))), world
+    dense: list[int] = where.mesh.flatten().tolist()
+    if where.ndim == 1:
+        return list(dense), dense
+    if where.ndim != 2:
+        raise InvalidCluster(
+            f"the mesh has {where.ndim} dimensions; slice out (data parallel, expert parallel) or one dimension"
+        )
+    names = where.mesh_dim_names or ()
+    ep = names.index("ep") if "ep" in names else 1
+    rows: list[list[int]] = (where.mesh if ep == 1 else where.mesh.T).tolist()
+    return next(row for row in rows if dist.get_rank() in row), dense
+
+
+def _backend(where: dist.ProcessGroup | DeviceMesh | None) -> str:
+    """gloo or nccl: the one that carries tensors of the mesh's device, or of the group."""
+    if isinstance(where, DeviceMesh):
+        return "nccl" if where.device_type == "cuda" else "gloo"
+    name = str(dist.get_backend(where))
+    if "nccl" in name:
+        return "nccl"
+    if "gloo" in name:
+        return "gloo"
+    raise InvalidCluster(
+        f"backend {name!r} is neither gloo nor nccl; start the process group with one of them"
+    )

@@ -1,0 +1,13 @@
+"""`all_to_all_single` by plan: torch's rows and torch's gradients, whatever the scheduler."""
+
+import pytest
+from harness import launch
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(170)]
+
+
+@pytest.mark.parametrize(("world", "nodes"), [(4, 1), (4, 2), (8, 2)])
+def test_rows_and_gradients_are_those_of_torch(world, nodes):
+    found = launch("exchange_cases:exchanges", world, 120, nodes=nodes)
+    assert min(found) > 60
