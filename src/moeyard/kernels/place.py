@@ -238,6 +238,19 @@ def _spread(e, rows_RE, home_E, left_out, free_R, hosts_ER, computed_R, received
 
 
 @njit(cache=True)
+def _extremes(computed_R, received_R, speed_R):
+    """(slowest rank, its rows / speed, the least of these, the most rows received)."""
+    top, peak, least, crossed = 0, -1.0, np.inf, np.int64(0)
+    for r in range(len(speed_R)):
+        time = computed_R[r] / speed_R[r]
+        if time > peak:
+            top, peak = r, time
+        least = min(least, time)
+        crossed = max(crossed, received_R[r])
+    return top, peak, least, crossed
+
+
+@njit(cache=True)
 def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by_rank):
     """(hosts_ER, time): the best prefix of a greedy row of experts, each copied to all ranks but `left_out`.
 
@@ -258,32 +271,29 @@ def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by
     for e in range(experts):
         hosts[e, home_E[e]] = True
     free = np.full(ranks, slots, np.int64)
-    best_hosts = hosts.copy()
-    best = model_time(received.max(), (computed / speed_R).max(), 0, ranks - left_out, ranks, times)
-    chosen = np.zeros(experts, np.bool_)
+    turn_E = np.full(experts, experts + 1, np.int64)  # when each expert was selected
+    kept = 0
+    top, peak, least, crossed = _extremes(computed, received, speed_R)
+    best = model_time(crossed, peak, 0, ranks - left_out, ranks, times)
     for selected in range(1, experts + 1):
-        top = 0
-        least = np.inf
-        for r in range(ranks):
-            if computed[r] / speed_R[r] > computed[top] / speed_R[top]:
-                top = r
-            least = min(least, computed[r] / speed_R[r])
-        if by_rank and computed[top] / speed_R[top] - least < tolerance:
+        if by_rank and peak - least < tolerance:
             break
         e = -1
         for f in range(experts):
-            if not chosen[f] and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
+            if turn_E[f] > experts and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
                 e = f
         if e < 0 or rows_E[e] == 0:
             break
-        chosen[e] = True
+        turn_E[e] = selected
         _spread(e, rows_RE, home_E, left_out, free, hosts, computed, received)
-        time = model_time(
-            received.max(), (computed / speed_R).max(), selected, ranks - left_out, ranks, times
-        )
+        top, peak, least, crossed = _extremes(computed, received, speed_R)
+        time = model_time(crossed, peak, selected, ranks - left_out, ranks, times)
         if time < best:
-            best = time
-            best_hosts[:] = hosts
+            best, kept = time, selected
         elif not by_rank:
             break
-    return best_hosts, best
+    for e in range(experts):
+        if turn_E[e] > kept:
+            hosts[e] = False
+            hosts[e, home_E[e]] = True
+    return hosts, best

@@ -139,18 +139,17 @@ def _loads(job, rows_RR):
 
 
 @njit(cache=True)
-def cover_family(job, home_E, hosts_ER, best, way, most):
+def cover_family(job, home_E, hosts_ER, rows_RR, best, way, most):
     """Replicas of the k hottest experts in every node, or datacenter, or on every rank, for growing k; the best of all.
 
-    Moves of one expert cannot leave a plateau on which many ports are equally loaded; these do.
+    rows_RR: rows[src, host] of hosts_ER served this way. Moves of one expert cannot leave a plateau on which many ports are equally loaded; these do.
     """
     experts = len(home_E)
     order = np.argsort(-job.rows_E, kind="mergesort")
     found = hosts_ER.copy()
-    _, rows_RR = score(job, home_E, hosts_ER, way)
+    found_RR = rows_RR
     ranks = len(job.speed_R)
     tried = 0
-    base_way = way
     for size in (job.datacenter_size, job.node_size, 1):
         if size == ranks:
             continue
@@ -168,12 +167,13 @@ def cover_family(job, home_E, hosts_ER, best, way, most):
             if added == 0:
                 continue
             tried += 1
-            seconds, _ = score(job, home_E, hosts, base_way)
+            seconds, trial_RR = score(job, home_E, hosts, way)
             misses += 1
             if seconds < best:
-                best, way, misses = seconds, base_way, 0
+                best, misses = seconds, 0
                 found[:] = hosts
-    return found, best, way, tried
+                found_RR = trial_RR
+    return found, best, found_RR
 
 
 @njit(cache=True)
@@ -192,7 +192,7 @@ def quota_family(job, home_E, found, best, way, levels):
 
 
 @njit(cache=True)
-def _move(kind, e, job, home_E, load_R, served_R, hosts_ER):
+def _move(kind, e, job, home_E, load_R, hosts_ER):
     """Change the hosts of e in one of five ways; False if there is nothing to change."""
     ranks = len(load_R)
     home = home_E[e]
@@ -246,23 +246,22 @@ def _move(kind, e, job, home_E, load_R, served_R, hosts_ER):
 
 
 @njit(cache=True)
-def climb(job, home_E, hosts_ER, best, way, budget):
+def climb(job, home_E, hosts_ER, rows_RR, best, way, budget):
     """Change one expert's hosts at a time, hottest first, keeping what helps, until nothing does or `budget` scores."""
     found = hosts_ER.copy()
     trial = hosts_ER.copy()
     order = np.argsort(-job.rows_E, kind="mergesort")
-    _, rows_RR = score(job, home_E, found, way)
     load = _loads(job, rows_RR)
-    used = 1
+    used = 0
     improved = True
     while improved:
         improved = False
         for e in order:
             for kind in range(5):
                 if used >= budget:
-                    return found, best, used
+                    return found, best
                 trial[e] = found[e]
-                if not _move(kind, e, job, home_E, load, rows_RR, trial):
+                if not _move(kind, e, job, home_E, load, trial):
                     trial[e] = found[e]
                     continue
                 used += 1
@@ -274,7 +273,7 @@ def climb(job, home_E, hosts_ER, best, way, budget):
                     improved = True
                 else:
                     trial[e] = found[e]
-    return found, best, used
+    return found, best
 
 
 @njit(cache=True)

@@ -18,6 +18,7 @@ from moeyard.placement import Placement
 from moeyard.planners.balanced import plan_balanced
 from moeyard.planners.common import STAND_IN, slot_cap
 from moeyard.planners.prophet import prophet_of
+from moeyard.planners.quota import plan_quota
 from moeyard.planners.shadow import plan_shadow
 from moeyard.planners.static import static_homes
 
@@ -42,7 +43,7 @@ def effort_of(demand: Demand) -> Effort:
     """A few hundred scores for tens of ranks and experts, two dozen for 64 x 256."""
     if demand.rows.size > 8192:
         short = np.array([1.1, search.NEAREST])
-        return Effort(np.array([1.0, 1.25]), short, 1, 2, (0.0,), covers=2, moves=2)
+        return Effort(np.array([1.25]), short, 1, 2, (0.0,), covers=2, moves=2)
     slacks = np.array([1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5, search.NEAREST])
     moves = max(16, 150_000 // demand.rows.size)
     levels = np.array([1.0, 1.1, 1.3, 1.7, 2.5])
@@ -104,9 +105,10 @@ def _starts(
     home_only: BoolArray = homes[:, None] == np.arange(cluster.num_ranks)
     seconds, static_RR = search.score(job, homes, home_only, search.NEAREST)
     starts = [_Start("static", homes, home_only, seconds, search.NEAREST)]
-    starts.append(
-        _Start("quota", homes, *search.quota_family(job, homes, home_only, np.inf, 1.0, effort.levels))
-    )
+    one = plan_quota(cluster, demand, slots=slots, spare=False)
+    seconds, _ = search.score(job, homes, one.hosts_ER, 1.0)
+    family = search.quota_family(job, homes, one.hosts_ER, seconds, 1.0, effort.levels)
+    starts.append(_Start("quota", homes, *family))
     one = plan_shadow(cluster, demand, slots=slots, model=model)
     if one.copies:
         starts.append(
@@ -136,11 +138,12 @@ def _starts(
 def _improved(job: Job, start: _Start, effort: Effort) -> _Start:
     """Slack, families, local moves, slack again."""
     best = start.or_better(start.hosts, *search.best_slack(job, start.home, start.hosts, effort.slacks))
-    hosts, seconds, slack, _ = search.cover_family(
-        job, best.home, best.hosts, best.seconds, best.slack, effort.covers
+    _, rows_RR = search.score(job, best.home, best.hosts, best.slack)
+    hosts, seconds, rows_RR = search.cover_family(
+        job, best.home, best.hosts, rows_RR, best.seconds, best.slack, effort.covers
     )
-    best = best.or_better(hosts, seconds, slack)
-    hosts, seconds, _ = search.climb(job, best.home, best.hosts, best.seconds, best.slack, effort.moves)
+    best = best.or_better(hosts, seconds, best.slack)
+    hosts, seconds = search.climb(job, best.home, best.hosts, rows_RR, best.seconds, best.slack, effort.moves)
     moved = best.or_better(hosts, seconds, best.slack)
     if moved is best or effort.starts == 1:
         return moved
