@@ -45,7 +45,7 @@ def _local_first(cluster: Cluster, demand: Demand, placement: Placement) -> IntA
 def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """Every host of an expert serves the same number of its rows, near sources first."""
     ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = np.ascontiguousarray(demand.rows.T)
+    rows_ER = demand.rows.T.copy()
     share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
     return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
@@ -53,7 +53,7 @@ def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
 def _quota(cluster: Cluster, demand: Demand, placement: Placement, slack: float = 1.0) -> IntArray:
     """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
     ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = np.ascontiguousarray(demand.rows.T)
+    rows_ER = demand.rows.T.copy()
     share, _ = quota_shares(rows_ER, ptr, host, cluster.speed, *_group_sizes(cluster), slack)
     return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
 
@@ -116,7 +116,7 @@ def _auto(cluster: Cluster, demand: Demand, placement: Placement, model: ModelSp
 def job_of(cluster: Cluster, demand: Demand, model: ModelSpec, slots: int) -> search.Job:
     """The arrays of a search over placements or ways to serve."""
     return search.Job(
-        rows_ER=np.ascontiguousarray(demand.rows.T),
+        rows_ER=demand.rows.T.copy(),
         rows_E=demand.rows.sum(axis=0),
         speed_R=cluster.speed,
         node_size=cluster.ranks_per_node,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.kernels.place import add_spare, level, quota_hosts
@@ -37,7 +35,7 @@ def plan_quota(
     most = cluster.num_ranks if copies is None else copies
     hosts, threshold = quota_hosts(rows_E, homes, cluster.speed, cap, most, 0.0, STEPS)
     if threshold > 1.0005 * rows_E.sum() / cluster.speed.sum():
-        rows_ER = np.ascontiguousarray(demand.rows.T)
+        rows_ER = demand.rows.T.copy()
         sizes = cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter
         level(rows_ER, homes, cluster.speed, *sizes, cap, most, hosts)
     if slots is not None if spare is None else spare:
