@@ -47,7 +47,7 @@ def estimate_lanes(form: Lanes) -> float:
             form.pair_ptr, form.stage, form.lo, form.hi, form.balance, form.spread,
             (row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth, row / wan.bandwidth),
             (cluster.scale_up.latency, cluster.scale_out.latency, wan.latency),
-            cluster.nodes_per_datacenter, cluster.nics_per_node, law(cluster),
+            cluster.nodes_per_datacenter, cluster.nics_per_node, law(cluster), pairs.first_NN, *cluster.lanes,
         )
     )  # fmt: skip
 
@@ -61,7 +61,9 @@ def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     src_node, dst_node = src // per, dst // per
     across = src_node != dst_node
     src_nic, dst_nic = (cluster.nic_G[end % per] for end in (src, dst))
-    nic_rate = cluster.scale_out.bandwidth * np.minimum(cluster.rails[src_node, src_nic], cluster.rails[dst_node, dst_nic])
+    nic_rate = cluster.scale_out.bandwidth * np.minimum(
+        cluster.rails[src_node, src_nic], cluster.rails[dst_node, dst_nic]
+    )
     rate = np.where(across, nic_rate, cluster.scale_up.bandwidth)
     ports = cluster.nodes * nics
     out_port = np.where(across, 2 * ranks + src_node * nics + src_nic, src)
@@ -70,8 +72,13 @@ def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     src_dc, dst_dc = (node // cluster.nodes_per_datacenter for node in (src_node, dst_node))
     far = src_dc != dst_dc
     first = 2 * ranks + 2 * ports
-    wan_out, wan_in = np.where(far, first + src_dc, -1), np.where(far, first + cluster.datacenters + dst_dc, -1)
-    latency = np.where(far, wan.latency, np.where(across, cluster.scale_out.latency, cluster.scale_up.latency))
+    wan_out, wan_in = (
+        np.where(far, first + src_dc, -1),
+        np.where(far, first + cluster.datacenters + dst_dc, -1),
+    )
+    latency = np.where(
+        far, wan.latency, np.where(across, cluster.scale_out.latency, cluster.scale_up.latency)
+    )
     stage_ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
     with np.errstate(divide="ignore"):
         solo = size / rate
@@ -79,4 +86,9 @@ def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
         stage_ptr, out_port, in_port, wan_out, wan_in, solo, size / wan.bandwidth, 1.0, latency,
         first + 2 * cluster.datacenters, across, law(cluster),
     )  # fmt: skip
-    return float(makespan(stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, ranks))
+    return float(
+        makespan(
+            stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, ranks, out_port, in_port,
+            first + 2 * cluster.datacenters, solo, latency, across, law(cluster), np.zeros(len(src), np.int64), np.zeros(ranks),
+        )
+    )  # fmt: skip

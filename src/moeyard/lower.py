@@ -21,8 +21,10 @@ def lower(schedule: Schedule, rank: int) -> Program:
         raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
     sends, receives = schedule.sends(rank), schedule.receives(rank)
     stages = schedule.stages
-    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lower_tables(
-        sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
+    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = (
+        lower_tables(
+            sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
+        )
     )
     input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:

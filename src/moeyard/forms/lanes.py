@@ -83,7 +83,9 @@ class Pairs:
         row, cluster = float(self.traffic.row_bytes), self.cluster
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
-        early, late, finest, common = scale_up_ratios(self.rows_NN, self.loads, up, out, latency)
+        early, late, finest, common = scale_up_ratios(
+            self.rows_NN, self.by_target, self.loads, up, out, latency
+        )
         return early, late, finest, common
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from moeyard.kernels.lanes import UNIT, quotas
 from moeyard.kernels.loads import local_loads
 
 
@@ -101,8 +102,38 @@ def _share_all(lo, hi, port, ports, seconds, solo, weight, law):
 
 
 @njit(cache=True)
-def makespan(stage_ptr, src, dst, seconds, after_ptr, after, units):
-    """The last end when entry e of a stage takes seconds[e] from its start. Entries are sorted by stage."""
+def _staggered(lo, hi, port, ports, start, solo, latency, contended, law, through):
+    """When each port is through with entries lo..hi that start at different times, never idle while it has work: for any
+    of them, its start and all the work that starts no earlier. Raises through[e] to that of e's port."""
+    count = np.zeros(ports + 1, np.int64)
+    for e in range(lo, hi):
+        count[port[e] + 1] += 1
+    for p in range(ports):
+        count[p + 1] += count[p]
+    ids = np.empty(hi - lo, np.int64)
+    at = count[:-1].copy()
+    for e in np.argsort(-start[lo:hi]):  # latest first
+        ids[at[port[lo + e]]] = lo + e
+        at[port[lo + e]] += 1
+    for p in range(ports):
+        first, last = count[p], count[p + 1]
+        cost = factor(last - first, law[0], law[1], law[2]) if contended else 1.0
+        work, end = 0.0, 0.0
+        for i in range(first, last):
+            work += solo[ids[i]] * cost
+            end = max(end, start[ids[i]] + latency[ids[i]] + work)
+        for i in range(first, last):
+            through[ids[i]] = max(through[ids[i]], end)
+
+
+@njit(cache=True)
+def makespan(
+    stage_ptr, src, dst, seconds, after_ptr, after, units, out_port, in_port, ports, solo, latency, contended, law, side,
+    clash,
+):  # fmt: skip
+    """The last end when entry e of a stage takes seconds[e] from its start, or less where those that share its ports start
+    at other times. Entries are sorted by stage. side[e]: 0 for messages; an entry that stands for a whole node's balance
+    is 1, for the rows inside it 2, and the two meet on a part of the node's scale-up ports, clash[unit]."""
     stages = len(stage_ptr) - 1
     row = np.full(stages, -1, np.int64)  # stages of several entries keep a time per unit
     rows = 0
@@ -110,26 +141,56 @@ def makespan(stage_ptr, src, dst, seconds, after_ptr, after, units):
         if stage_ptr[s + 1] - stage_ptr[s] > 1:
             row[s] = rows
             rows += 1
+    stage_of = np.empty(len(src), np.int64)
+    for s in range(stages):
+        stage_of[stage_ptr[s] : stage_ptr[s + 1]] = s
     done = np.zeros((rows, units))
     end = np.zeros(stages)
+    start = np.zeros(len(src))
+    through = np.zeros(len(src))
+    recent = np.full((3, units), -1, np.int64)  # the last entry of each side, and its end
+    until = np.zeros((3, units))
     last = 0.0
     for s in range(stages):
-        for e in range(stage_ptr[s], stage_ptr[s + 1]):
+        lo, hi = stage_ptr[s], stage_ptr[s + 1]
+        first, late, longest, shared = np.inf, 0.0, 0.0, False
+        for e in range(lo, hi):
             a, b = src[e], dst[e]
-            start = 0.0
             for i in range(after_ptr[s], after_ptr[s + 1]):
                 q = after[i]
                 if row[q] >= 0:
-                    start = max(start, done[row[q], a], done[row[q], b])
+                    start[e] = max(start[e], done[row[q], a], done[row[q], b])
                 elif stage_ptr[q] < stage_ptr[q + 1]:
                     o = stage_ptr[q]
                     if src[o] == a or dst[o] == a or src[o] == b or dst[o] == b:
-                        start = max(start, end[q])
-            finish = start + seconds[e]
+                        start[e] = max(start[e], end[q])
+            first, late, longest = min(first, start[e]), max(late, start[e]), max(longest, seconds[e])
+            shared |= seconds[e] > 1.000001 * (solo[e] + latency[e])
+        if shared and late - first > 0.02 * longest:
+            _staggered(lo, hi, out_port, ports, start, solo, latency, contended[lo], law, through)
+            _staggered(lo, hi, in_port, ports, start, solo, latency, contended[lo], law, through)
+        for e in range(lo, hi):
+            finish = start[e] + seconds[e]
+            if through[e] > 0.0:
+                finish = min(finish, through[e])
+            if side[e] > 0:
+                u, other = src[e], 3 - side[e]
+                o = recent[other, u]
+                if o >= 0 and start[o] <= start[e] < until[other, u]:  # half the rate each where they meet
+                    both = clash[u] * min(solo[e], until[other, u] - start[e])
+                    finish += both
+                    until[other, u] += both
+                    q = stage_of[o]
+                    if row[q] >= 0:
+                        done[row[q], u] = max(done[row[q], u], until[other, u])
+                    else:
+                        end[q] = max(end[q], until[other, u])
+                    last = max(last, until[other, u])
+                recent[side[e], u], until[side[e], u] = e, finish
             last = max(last, finish)
             if row[s] >= 0:
-                done[row[s], a] = max(done[row[s], a], finish)
-                done[row[s], b] = max(done[row[s], b], finish)
+                done[row[s], src[e]] = max(done[row[s], src[e]], finish)
+                done[row[s], dst[e]] = max(done[row[s], dst[e]], finish)
             else:
                 end[s] = finish
     return last
@@ -188,16 +249,17 @@ def at_once_seconds(seconds_NN, law):
 @njit(cache=True)
 def lane_entries(
     rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out, row_wan,
-    lat_up, lat_out, lat_wan, nodes_per_dc,
+    lat_up, lat_out, lat_wan, nodes_per_dc, first_NN, to_NNM, weight_NNM, lanes,
 ):  # fmt: skip
-    """Every stage's work at node level, sorted by stage: one entry per wire message, and per node and scale-up stage."""
+    """Every stage's work, sorted by stage: one entry per wire message, and per node and scale-up stage. With few rows a
+    message, `lanes` is the nics of a node and each lane has entries of its own; else it is 1."""
     give, take, pass_, get, lane = loads
     nodes, _, per = give.shape
     # Scale-up work per (stage, node), in the order met.
     slot = np.full(
         stages, -1, np.int64
     )  # first entry of a scale-up stage; those common to nodes have one per node
-    shared = np.zeros(stages, np.bool_)
+    shared, feeds = np.zeros(stages, np.bool_), np.zeros(stages, np.bool_)
     owner = np.full(stages, -1, np.int64)
     for k in range(nodes):
         for f in range(nodes):
@@ -205,6 +267,7 @@ def lane_entries(
             for m in range(pair_ptr[p], pair_ptr[p + 1]):
                 s = m_balance[m]
                 if s >= 0:
+                    feeds[s] = True
                     shared[s] |= owner[s] >= 0 and owner[s] != k
                     owner[s] = k
                 s = m_spread[m]
@@ -247,45 +310,46 @@ def lane_entries(
                     in_[e, i] += part * get[k, f, i]
                 m = last + 1
 
-    most = len(m_stage) + ups + nodes
+    most = lanes * (len(m_stage) + ups + nodes)
     stage = np.empty(most, np.int64)
     src, dst = np.empty(most, np.int64), np.empty(most, np.int64)
     out_port, in_port = np.empty(most, np.int64), np.empty(most, np.int64)
     wan_out, wan_in = np.full(most, -1, np.int64), np.full(most, -1, np.int64)
     solo, wan_solo, latency = np.zeros(most), np.zeros(most), np.zeros(most)
+    units = nodes * lanes
+    quota = np.empty(to_NNM.shape[2], np.int64)
     n = 0
     for k in range(nodes):
         for f in range(nodes):
             p = k * nodes + f
             far = k // nodes_per_dc != f // nodes_per_dc
+            if lanes > 1 and rows_NN[k, f] > 0:
+                quotas(rows_NN[k, f], weight_NNM[k, f], first_NN[k, f], quota)
             for m in range(pair_ptr[p], pair_ptr[p + 1]):
-                stage[n], src[n], dst[n], out_port[n], in_port[n] = m_stage[m], k, f, k, nodes + f
-                solo[n] = (m_hi[m] - m_lo[m]) * lane[k, f] * row_out
-                latency[n] = lat_wan if far else lat_out
-                if far:
-                    wan_out[n], wan_in[n] = 3 * nodes + k // nodes_per_dc, 4 * nodes + f // nodes_per_dc
-                    wan_solo[n] = (m_hi[m] - m_lo[m]) * row_wan
-                n += 1
+                for l in range(lanes):
+                    rows, a, b, slow = m_hi[m] - m_lo[m], k, f, lane[k, f]
+                    if lanes > 1:
+                        rows = m_hi[m] * quota[l] // rows_NN[k, f] - m_lo[m] * quota[l] // rows_NN[k, f]
+                        if rows == 0:
+                            continue
+                        a, b, slow = k * lanes + l, f * lanes + to_NNM[k, f, l], UNIT / weight_NNM[k, f, l]
+                    stage[n], src[n], dst[n], out_port[n], in_port[n] = m_stage[m], a, b, a, units + b
+                    solo[n] = rows * slow * row_out
+                    latency[n] = lat_wan if far else lat_out
+                    if far:
+                        wan_out[n], wan_in[n] = 3 * units + k // nodes_per_dc, 4 * units + f // nodes_per_dc
+                        wan_solo[n] = rows * row_wan
+                    n += 1
     for s in range(stages):
-        if slot[s] >= 0:
-            for j in range(nodes if shared[s] else 1):
-                u = j if shared[s] else owner[s]
-                worst = max(out[slot[s] + j].max(), in_[slot[s] + j].max())
-                if worst > 0:
-                    stage[n], src[n], dst[n], out_port[n], in_port[n] = s, u, u, 2 * nodes + u, 2 * nodes + u
+        if s == local_stage or slot[s] >= 0:
+            for j in range(nodes if s == local_stage or shared[s] else 1):
+                u = j if s == local_stage or shared[s] else owner[s]
+                worst = local[u] if s == local_stage else max(out[slot[s] + j].max(), in_[slot[s] + j].max())
+                for l in range(lanes if worst > 0 else 0):
+                    a = u * lanes + l
+                    stage[n], src[n], dst[n], out_port[n], in_port[n] = s, a, a, 2 * units + a, 2 * units + a
                     solo[n], latency[n] = worst * row_up, lat_up
                     n += 1
-    for k in range(nodes):
-        if local[k] > 0:
-            stage[n], src[n], dst[n], out_port[n], in_port[n] = (
-                local_stage,
-                k,
-                k,
-                2 * nodes + k,
-                2 * nodes + k,
-            )
-            solo[n], latency[n] = local[k] * row_up, lat_up
-            n += 1
 
     stage_ptr = np.zeros(stages + 1, np.int64)
     for e in range(n):
@@ -298,42 +362,42 @@ def lane_entries(
         order[at[stage[e]]] = e
         at[stage[e]] += 1
     contended = stage[order] >= 0
+    side = np.zeros(n, np.int64)
+    for e in range(n):
+        side[e] = 2 if stage[e] == local_stage else 1 if feeds[stage[e]] else 0
     return (stage_ptr, src[order], dst[order], out_port[order], in_port[order], wan_out[order], wan_in[order], solo[order],
-            wan_solo[order], latency[order], contended)  # fmt: skip
+            wan_solo[order], latency[order], contended, side[order])  # fmt: skip
 
 
 @njit(cache=True)
 def lanes_makespan(
     rows_RR, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
-    rates, latencies, nodes_per_dc, nics, law,
+    rates, latencies, nodes_per_dc, nics, law, first_NN, to_NNM, weight_NNM,
 ):  # fmt: skip
-    """The makespan of the lanes form at node level."""
+    """The makespan of the lanes form, node by node; with few rows a message, lane by lane."""
     nodes = len(rows_NN)
     row_up, row_out, row_wan = rates
     lat_up, lat_out, lat_wan = latencies
-    local = local_loads(rows_RR, nodes)
-    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, latency, contended) = lane_entries(
+    local, clash = local_loads(rows_RR, rows_NN, loads)
+    few = 0
+    for m in range(len(m_lo)):
+        few += m_hi[m] - m_lo[m] < 2 * nics
+    lanes = nics if 4 * few > len(m_lo) else 1
+    units = nodes * lanes
+    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, latency, contended, side) = lane_entries(
         rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out,
-        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc,
+        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc, first_NN, to_NNM, weight_NNM, lanes,
     )  # fmt: skip
     seconds = message_seconds(
-        stage_ptr,
-        out_port,
-        in_port,
-        wan_out,
-        wan_in,
-        solo,
-        wan_solo,
-        float(nics),
-        latency,
-        5 * nodes,
-        contended,
-        law,
-    )
-    last = makespan(stage_ptr, src, dst, seconds, after_ptr, after, nodes)
+        stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, nics / lanes, latency, 5 * units, contended, law
+    )  # fmt: skip
+    last = makespan(
+        stage_ptr, src, dst, seconds, after_ptr, after, units, out_port, in_port, 5 * units, solo, latency, contended, law, side,
+        np.repeat(clash, lanes),
+    )  # fmt: skip
     # Stages that run side by side share a wan port: it cannot be quicker than all its rows in turn.
     for wan in (wan_out, wan_in):
-        busy = np.zeros(5 * nodes)
+        busy = np.zeros(5 * units)
         for e in range(len(wan)):
             if wan[e] >= 0:
                 busy[wan[e]] += wan_solo[e]

@@ -52,7 +52,7 @@ def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carr
 
 
 @njit(cache=True)
-def scale_up_ratios(rows_NN, loads, row_up, row_out, latency):
+def scale_up_ratios(rows_NN, by_target, loads, row_up, row_out, latency):
     """Per node: time inside the node over time on the wire, of what it balances and of what it spreads, on the whole or for
     the worst pair with a sixteenth of its rows, kept within [1/4, 1]; and the share of its rows that crosses in two
     latencies, at least 1/48. Last the same three for batches common to all nodes: a node's ratio counts by its share of the
@@ -83,6 +83,11 @@ def scale_up_ratios(rows_NN, loads, row_up, row_out, latency):
                 early[k] = max(early[k], give[k, f].max() / time, take[k, f].max() / time)
             if time > 0 and 16 * time >= receive[f]:
                 late[f] = max(late[f], pass_[k, f].max() / time, get[k, f].max() / time)
+                hot = by_target[k, f].max()
+                if (
+                    2 * rows_NN[k, f] < per * hot
+                ):  # a hot target's rows come in one run: for its length all are for it
+                    late[f] = max(late[f], rows_NN[k, f] * get[k, f].max() / hot / time)
     for k in range(nodes):
         early[k] = min(1.0, max(0.25, early[k] * row_up / row_out))
         late[k] = min(1.0, max(0.25, late[k] * row_up / row_out))
@@ -96,16 +101,27 @@ def scale_up_ratios(rows_NN, loads, row_up, row_out, latency):
 
 
 @njit(cache=True)
-def local_loads(rows_RR, nodes):
-    """The most rows that a rank of each node sends or receives inside it."""
-    per = len(rows_RR) // nodes
-    worst = np.zeros(nodes)
+def local_loads(rows_RR, rows_NN, loads):
+    """Per node: the most rows that a rank sends or receives inside it; and how far its whole balance falls on the same ports
+    as these: 0 for others, 1 for the same."""
+    give, take = loads[0], loads[1]
+    nodes, _, per = give.shape
+    worst, clash = np.zeros(nodes), np.zeros(nodes)
+    balance, local = np.zeros((2, per)), np.zeros((2, per))
     for k in range(nodes):
+        balance[:], local[:] = 0.0, 0.0
         for i in range(per):
-            sent, got = 0, 0
             for j in range(per):
                 if i != j:
-                    sent += rows_RR[k * per + i, k * per + j]
-                    got += rows_RR[k * per + j, k * per + i]
-            worst[k] = max(worst[k], sent, got)
-    return worst
+                    local[0, i] += rows_RR[k * per + i, k * per + j]
+                    local[1, j] += rows_RR[k * per + i, k * per + j]
+        for f in range(nodes):
+            if rows_NN[k, f] > 0:
+                for i in range(per):
+                    balance[0, i] += give[k, f, i]
+                    balance[1, i] += take[k, f, i]
+        worst[k] = local.max()
+        least = min(worst[k], balance.max())
+        if least > 0:
+            clash[k] = ((balance + local).max() - max(worst[k], balance.max())) / least
+    return worst, clash
