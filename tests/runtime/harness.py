@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent.parent / "src"
+COMPILE = 420  # seconds for kernels that are not in the cache yet
 
 
 FAILED = 3
@@ -32,13 +33,13 @@ def launch(function: str, world: int, timeout: float, *, may_die: tuple[int, ...
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments))
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([os.environ.get("MOEYARD_SRC", str(SRC)), str(HERE)]),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
         command = [sys.executable, str(HERE / "harness.py"), function, str(world), folder, str(timeout)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout + 60, check=False
+            command, env=environment, capture_output=True, text=True, timeout=timeout + COMPILE, check=False
         )
         results, errors = [], []
         for rank in range(world):

@@ -4,7 +4,7 @@ import pytest
 from harness import launch
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.runtime, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("world", "nodes"), [(4, 1), (4, 2), (8, 2)])

@@ -3,17 +3,45 @@
 yard = Yard(mesh, cluster="h200-4x8", scheduler="auto", planner="quota", slots=1)
 all_to_all_single(output, input, output_splits, input_splits, yard)
 layer = MoELayer(hidden, inner, experts, top_k, yard)
+loss = global_mean(loss_sum, num_labels, yard); loss.backward()
+sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 """
 
 from moeyard.runtime.autograd import all_to_all_single, exchange_plan
+from moeyard.runtime.dispatch import Route, combine, dispatch
+from moeyard.runtime.experts import MoELayer, RouterState, TopKRouter, grouped_linear
 from moeyard.runtime.faults import ExchangeError, Mismatch, RankLost
+from moeyard.runtime.gradients import (
+    balance_loss,
+    clip_grad_norm_,
+    dense_parameters,
+    expert_parameters,
+    global_mean,
+    sync_gradients,
+)
 from moeyard.runtime.groups import Yard
+from moeyard.runtime.replicas import gather_experts, refill_before_backward
 
 __all__ = [
     "ExchangeError",
     "Mismatch",
+    "MoELayer",
     "RankLost",
+    "Route",
+    "RouterState",
+    "TopKRouter",
     "Yard",
     "all_to_all_single",
+    "balance_loss",
+    "clip_grad_norm_",
+    "combine",
+    "dense_parameters",
+    "dispatch",
     "exchange_plan",
+    "expert_parameters",
+    "gather_experts",
+    "global_mean",
+    "grouped_linear",
+    "refill_before_backward",
+    "sync_gradients",
 ]

@@ -165,7 +165,7 @@ class Yard:
     def plan(self, traffic: Traffic, also: int = 0) -> Plan:
         """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
         that must agree. Every rank calls this with the same traffic."""
-        key = PlanCache.key(traffic)
+        key = PlanCache.key(traffic, also)
         plan = self.plans.get(key)
         if plan is None:
             made = schedule(self.cluster, traffic, self.scheduler)
@@ -238,6 +238,10 @@ class Yard:
         self.channels.close()
         for group in self._extra:
             dist.destroy_process_group(group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copied model exchanges over the same yard."""
+        return self
 
     def __enter__(self) -> Self:
         return self

@@ -156,10 +156,9 @@ class PlanCache:
         self.hits = self.misses = 0
 
     @staticmethod
-    def key(traffic: Traffic) -> bytes:
-        return hashlib.blake2b(
-            traffic.rows.tobytes() + traffic.row_bytes.to_bytes(8, "big"), digest_size=16
-        ).digest()
+    def key(traffic: Traffic, also: int) -> bytes:
+        sizes = traffic.row_bytes.to_bytes(8, "big") + also.to_bytes(8, "big")
+        return hashlib.blake2b(traffic.rows.tobytes() + sizes, digest_size=16).digest()
 
     def get(self, key: bytes) -> Plan | None:
         plan = self._plans.get(key)

@@ -1,0 +1,217 @@
+"""Stacked experts and the MoE layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from moeyard.arrays import IntArray
+from moeyard.errors import InvalidModel
+from moeyard.planners.static import static_homes
+from moeyard.runtime.dispatch import Route, combine, dispatch
+from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
+
+if TYPE_CHECKING:
+    from moeyard.runtime.groups import Yard
+
+_GROUPED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def grouped_matmul_fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
+    """torch has a grouped matmul, and it takes these: not float64, strides of 16 bytes, at least one row and expert."""
+    return (
+        hasattr(functional, "grouped_mm")
+        and rows.dtype in _GROUPED
+        and rows.dtype == weight.dtype
+        and len(rows) > 0
+        and len(weight) > 0
+        and all(n * rows.element_size() % 16 == 0 for n in weight.shape[1:])
+    )
+
+
+class GroupedLinear(torch.autograd.Function):
+    """Each group of rows times its expert's matrix [out, in]. Empty groups and empty inputs have zero gradients.
+
+    `hosted`: the weight lies in a shared workspace and is read there again in the backward pass, instead of saved.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        counts: Sequence[int],
+        ends: torch.Tensor,
+        place: Any,
+    ) -> torch.Tensor:
+        ctx.counts, ctx.place = counts, place
+        if place is None:
+            ctx.save_for_backward(rows, weight, ends)
+        else:
+            ctx.save_for_backward(rows, ends)
+        return _times(rows, weight.transpose(1, 2), counts, ends)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.place is None:
+            rows, weight, ends = ctx.saved_tensors
+        else:
+            rows, ends = ctx.saved_tensors
+            hosted, i = ctx.place
+            weight = hosted.weights[i]
+        grad = grads[0].contiguous()
+        to_rows = _times(grad, weight, ctx.counts, ends) if ctx.needs_input_grad[0] else None
+        to_weight = _outer(grad, rows, weight, ctx.counts, ends) if ctx.needs_input_grad[1] else None
+        return to_rows, to_weight, None, None, None
+
+
+def _times(
+    rows: torch.Tensor, matrix: torch.Tensor, counts: Sequence[int], ends: torch.Tensor
+) -> torch.Tensor:
+    """rows of group e @ matrix[e], [in, out]."""
+    if grouped_matmul_fits(rows, matrix):
+        return functional.grouped_mm(rows, matrix, offs=ends)
+    out = rows.new_empty((len(rows), matrix.shape[2]))
+    at = 0
+    for e, count in enumerate(counts):
+        if count:
+            torch.mm(rows[at : at + count], matrix[e], out=out[at : at + count])
+        at += count
+    return out
+
+
+def _outer(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], ends: torch.Tensor
+) -> torch.Tensor:
+    """grad of group e, transposed, @ rows of group e."""
+    if grouped_matmul_fits(rows, weight) and grad.dtype == rows.dtype:
+        return functional.grouped_mm(grad.transpose(0, 1), rows, offs=ends)
+    out = torch.zeros_like(weight)
+    at = 0
+    for e, count in enumerate(counts):
+        if count:
+            torch.mm(grad[at : at + count].transpose(0, 1), rows[at : at + count], out=out[e])
+        at += count
+    return out
+
+
+def grouped_linear(
+    rows: torch.Tensor, weight: torch.Tensor, route: Route, hosted: Hosted | None = None, place: int = 0
+) -> torch.Tensor:
+    """The rows of `route`, grouped by hosted expert, times weight[expert, out, in]."""
+    where = None if hosted is None else (hosted, place)
+    return GroupedLinear.apply(rows, weight, route.counts, route.ends, where)  # type: ignore[no-untyped-call,no-any-return]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RouterState:
+    """What a router decided: probabilities[T, E], index[T, K], weights[T, K]."""
+
+    probabilities: torch.Tensor
+    index: torch.Tensor
+    weights: torch.Tensor
+
+
+class TopKRouter(nn.Module):
+    """Softmax over experts, the k largest, optionally rescaled to sum to one."""
+
+    def __init__(
+        self, hidden: int, num_experts: int, top_k: int, *, normalise: bool = True, **options: Any
+    ) -> None:
+        super().__init__()
+        self.top_k, self.normalise = top_k, normalise
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden, **options))
+        nn.init.normal_(self.weight, std=hidden**-0.5)
+
+    def forward(self, x_TD: torch.Tensor) -> RouterState:
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(x_TD.device.type, enabled=False):  # a choice between experts needs its precision
+            logits = functional.linear(x_TD.to(wide), self.weight.to(wide))
+            probabilities = torch.softmax(logits, dim=-1)
+        weights, index = torch.topk(probabilities, self.top_k, dim=-1)
+        if self.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return RouterState(probabilities, index, weights)
+
+
+class MoELayer(nn.Module):
+    """Routed experts over the ranks of a yard: each rank keeps the experts it is home to.
+
+    Expert e computes `down[e] @ (act(gate) * up)` with `gate, up = gate_up[e] @ x`. Any number of experts on any number
+    of ranks. `router`: a module x[T, D] -> RouterState; default a TopKRouter. Initial weights depend on `seed` and the
+    expert alone, not on the ranks.
+    """
+
+    expert_parameter_names = ("gate_up", "down")
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        num_experts: int,
+        top_k: int,
+        yard: Yard,
+        *,
+        router: nn.Module | None = None,
+        activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
+        home_E: IntArray | None = None,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
+        options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
+        self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
+        self.home_E = static_homes(num_experts, yard.size) if home_E is None else home_E
+        self.own = [e for e in range(num_experts) if self.home_E[e] == yard.rank]
+        self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
+        self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * inner, hidden, **options))
+        self.down = nn.Parameter(torch.empty(len(self.own), hidden, inner, **options))
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Normal weights, scaled by the width that they read."""
+        with torch.no_grad():
+            for place, e in enumerate(self.own):
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + e)
+                for stacked in (self.gate_up, self.down):
+                    scale = stacked.shape[2] ** -0.5
+                    values = torch.randn(stacked.shape[1:], generator=generator, dtype=torch.float64) * scale
+                    stacked[place].copy_(values)
+
+    def load_logical(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """Take this rank's experts from stacks in logical order."""
+        with torch.no_grad():
+            self.gate_up.copy_(gate_up[self.own])
+            self.down.copy_(down[self.own])
+
+    def forward(self, x: torch.Tensor, *, return_router: bool = False) -> Any:
+        x_TD = x.reshape(-1, x.shape[-1])
+        state: RouterState = self.router(x_TD)
+        y = self.experts(x_TD, state.index, state.weights).reshape(x.shape)
+        return (y, state) if return_router else y
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Dispatch, compute, combine. Runs outside torch.compile's graph."""
+        dtype = _compute_dtype(x_TD)
+        rows, route = dispatch(x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E)
+        homes = (self.gate_up.to(dtype), self.down.to(dtype))
+        (gate_up, down), hosted = gather_experts(self.yard, route.placement, homes)
+        gate, up = grouped_linear(rows, gate_up, route, hosted, 0).chunk(2, dim=-1)
+        rows = grouped_linear(self.activation(gate) * up, down, route, hosted, 1)
+        rows = refill_before_backward(rows, hosted)
+        return combine(rows, route, weights).to(x_TD.dtype)
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Under autocast the experts compute, and rows and replicas travel, in its dtype."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
