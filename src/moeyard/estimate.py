@@ -43,7 +43,7 @@ def estimate_lanes(form: Lanes) -> float:
     wan = cluster.wan or cluster.scale_out
     return float(
         lanes_makespan(
-            pairs.traffic.rows, pairs.rows_NN, pairs.loads, len(stages), form.local_stage, stages.after_ptr, stages.after,
+            pairs.local, pairs.rows_NN, pairs.loads, len(stages), form.local_stage, stages.after_ptr, stages.after,
             form.pair_ptr, form.stage, form.lo, form.hi, form.balance, form.spread,
             (row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth, row / wan.bandwidth),
             (cluster.scale_up.latency, cluster.scale_out.latency, wan.latency),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.slow_birkhoff import slow_birkhoff
 
 from moeyard.kernels import orders
-from moeyard.kernels.stages import assemble
+from moeyard.kernels.stages import assemble, matchings_in_order
 
 
 @st.composite
@@ -38,7 +38,7 @@ def test_birkhoff_stages_add_up_to_the_busiest_node(rows):
 
 @given(rows=node_matrices())
 def test_a_sum_of_permutations_moves_every_row_once(rows):
-    stage, src, dst, lo, hi = orders.matchings_in_order(*orders.birkhoff(rows), rows, rows)
+    stage, src, dst, lo, hi = matchings_in_order(*orders.birkhoff(rows), rows, rows)
     moved = np.zeros_like(rows)
     for s, k, f, a, b in zip(stage, src, dst, lo, hi, strict=True):
         assert moved[k, f] == a < b

@@ -28,10 +28,17 @@ class RankFailed(AssertionError):
     """A rank raised, died or did not come back."""
 
 
-def launch(function: str, world: int, timeout: float, *, may_die: tuple[int, ...] = (), **arguments) -> list:
-    """Results of tests.runtime.cases.`function`(rank, world, **arguments) on every rank; None for those that may die."""
+def launch(function: str, world: int, timeout: float, **arguments) -> list:
+    """What `function` ("module:name") returns on every rank, called as function(rank, world, **arguments)."""
+    return launch_rounds(function, world, timeout, 1, **arguments)[0]
+
+
+def launch_rounds(
+    function: str, world: int, timeout: float, rounds: int, *, may_die=False, **arguments
+) -> list:
+    """The same, `rounds` times with fresh processes; they get their `number` too. None for a rank that died, if it may."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments))
+        (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments | {"rounds": rounds}))
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([os.environ.get("MOEYARD_SRC", str(SRC)), str(HERE)]),
             "OMP_NUM_THREADS": "1",
@@ -39,23 +46,33 @@ def launch(function: str, world: int, timeout: float, *, may_die: tuple[int, ...
         }
         command = [sys.executable, str(HERE / "harness.py"), function, str(world), folder, str(timeout)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout + COMPILE, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout * rounds + COMPILE,
+            check=False,
         )
-        results, errors = [], []
-        for rank in range(world):
-            path = Path(folder) / f"result{rank}"
-            if not path.exists():
-                results.append(None)
-                if rank not in may_die:
-                    errors.append(f"rank {rank} gave no result")
-                continue
-            kind, value = pickle.loads(path.read_bytes())
-            if kind == "error":
-                errors.append(f"rank {rank}:\n{value[-3000:]}")
-            results.append(value)
+        errors: list[str] = []
+        results = [
+            [_result(Path(folder) / str(number), rank, may_die, errors) for rank in range(world)]
+            for number in range(rounds)
+        ]
         if errors:
             raise RankFailed("\n".join([function, *errors, done.stdout[-3000:], done.stderr[-3000:]]))
         return results
+
+
+def _result(folder, rank, may_die, errors):
+    path = folder / f"result{rank}"
+    if not path.exists():
+        if not may_die:
+            errors.append(f"rank {rank} gave no result")
+        return None
+    kind, value = pickle.loads(path.read_bytes())
+    if kind == "error":
+        errors.append(f"rank {rank}:\n{value[-3000:]}")
+    return value
 
 
 def main() -> None:
@@ -66,13 +83,21 @@ def main() -> None:
     cases = importlib.import_module(module)
     cases.prepare()
     arguments = pickle.loads((folder / "arguments").read_bytes())
+    for number in range(arguments.pop("rounds", 1)):
+        place = folder / str(number)
+        place.mkdir()
+        one_round(getattr(cases, function), world, place, timeout, arguments | {"number": number})
+
+
+def one_round(function, world, folder, timeout, arguments) -> None:
+    """Fork the ranks and wait for them."""
     children = []
     for rank in range(world):
         child = os.fork()
         if child == 0:
             code = FAILED
             try:
-                code = run_rank(getattr(cases, function), rank, world, folder, timeout, arguments)
+                code = run_rank(function, rank, world, folder, timeout, arguments)
             finally:
                 os._exit(code)
         children.append(child)
@@ -105,7 +130,9 @@ def run_rank(function, rank, world, folder, timeout, arguments) -> int:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
         )
-        value = ("value", function(rank, world, **arguments))
+        takes = function.__code__.co_varnames[: function.__code__.co_argcount]
+        given = {name: value for name, value in arguments.items() if name in takes}
+        value = ("value", function(rank, world, **given))
     except BaseException:
         value = ("error", traceback.format_exc())
     part = result.with_suffix(".part")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.lanes import UNIT, first_lanes, lane_receives, lane_sends, pair_sums
-from moeyard.kernels.loads import pair_loads, scale_up_ratios
-from moeyard.kernels.stages import assemble
-from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
+from moeyard.kernels.lanes import UNIT, lane_part, pair_sums
+from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
+from moeyard.kernels.stages import assemble, staged_form
+from moeyard.kernels.tables import sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
@@ -36,8 +35,7 @@ class Pairs:
 
     @classmethod
     def of(cls, cluster: Cluster, traffic: Traffic) -> Pairs:
-        rows, by_origin, by_target = pair_sums(traffic.rows, cluster.nodes)
-        first, k, f = first_lanes(rows, cluster.lanes[1])
+        rows, by_origin, by_target, first, k, f = pair_sums(traffic.rows, cluster.nodes, cluster.lanes[1])
         if k >= 0:
             raise InvalidSchedule(
                 f"{rows[k, f]} rows must go from node {k} to node {f}, but no nic lives on "
@@ -77,6 +75,12 @@ class Pairs:
         return loads
 
     @cached_property
+    def local(self) -> tuple[FloatArray, FloatArray]:
+        """What stays inside each node; see `local_loads`."""
+        worst, clash = local_loads(self.traffic.rows, self.rows_NN, self.loads)
+        return worst, clash
+
+    @cached_property
     def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float]]:
         """How the batches of balance and spread grow, and the finest of them: per node, and common to all; see
         `scale_up_ratios`."""
@@ -109,32 +113,25 @@ class Lanes:
         return self.pairs.cluster.num_ranks
 
     def sends(self, rank: int) -> IntArray:
-        return self._part(lane_sends, rank, DST)
+        return self._part(False, rank)
 
     def receives(self, rank: int) -> IntArray:
-        return self._part(lane_receives, rank, SRC)
+        return self._part(True, rank)
 
     def table(self) -> IntArray:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
         return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
-    def _part(self, kernel: Any, rank: int, peer: int) -> IntArray:
+    def _part(self, receive: bool, rank: int) -> IntArray:
         pairs, cluster = self.pairs, self.pairs.cluster
         to, weight = cluster.lanes
-        room = (
-            64
-            + 2 * cluster.ranks_per_node
-            + (len(self.stage) * 8 + 32) // cluster.nodes * cluster.ranks_per_node
-        )
-        while True:
-            out: IntArray = np.empty((room, 7), np.int64)
-            n = kernel(
-                out, rank, pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, to, weight, cluster.carrier_M,
-                self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance, self.spread,
-            )  # fmt: skip
-            if n <= room:
-                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks, peer))
-            room = n
+        room = 64 + 12 * cluster.nodes + 8 * len(self.stage) // cluster.nodes + 2 * cluster.ranks_per_node
+        table: IntArray = lane_part(
+            receive, len(self.stages), room, rank, pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, to,
+            weight, cluster.carrier_M, self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance,
+            self.spread,
+        )  # fmt: skip
+        return frozen(table)
 
 
 def order_lanes(
@@ -166,5 +163,14 @@ def order_lanes(
         per_node,
         barrier,
         waves > 0,
+    )
+    return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
+
+
+def staged_lanes(pairs: Pairs, perms: IntArray, sizes: IntArray, work_NN: IntArray) -> Lanes:
+    """The form of a sum of permutations: one-to-one stages, each after the last."""
+    cluster = pairs.cluster
+    scale_out, after_ptr, after, local, *messages = staged_form(
+        perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios[3], cluster.ranks_per_node > 1
     )
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

@@ -11,7 +11,6 @@ import numpy as np
 from numba import njit
 
 from moeyard.kernels.lanes import UNIT, quotas
-from moeyard.kernels.loads import local_loads
 
 
 @njit(cache=True, inline="always")
@@ -371,14 +370,14 @@ def lane_entries(
 
 @njit(cache=True)
 def lanes_makespan(
-    rows_RR, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    local_clash, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
     rates, latencies, nodes_per_dc, nics, law, first_NN, to_NNM, weight_NNM,
 ):  # fmt: skip
     """The makespan of the lanes form, node by node; with few rows a message, lane by lane."""
     nodes = len(rows_NN)
     row_up, row_out, row_wan = rates
     lat_up, lat_out, lat_wan = latencies
-    local, clash = local_loads(rows_RR, rows_NN, loads)
+    local, clash = local_clash
     few = 0
     for m in range(len(m_lo)):
         few += m_hi[m] - m_lo[m] < 2 * nics

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
+from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, sort_messages
 
 UNIT = 1 << 16  # weight of a healthy lane
 
@@ -46,29 +46,6 @@ def lane_table(rails_NM):
                 to[k, f, a] = n
                 weight[k, f, a] = max(1, round(UNIT * min(rails_NM[k, a], rails_NM[f, n])))
     return to, weight
-
-
-@njit(cache=True)
-def pair_sums(rows_RR, nodes):
-    """rows[k, f] between nodes (zero on the diagonal); by origin [k, f, i]; by target [k, f, j]."""
-    per = len(rows_RR) // nodes
-    rows = np.zeros((nodes, nodes), np.int64)
-    by_origin = np.zeros((nodes, nodes, per), np.int64)
-    by_target = np.zeros((nodes, nodes, per), np.int64)
-    for k in range(nodes):
-        for i in range(per):
-            row = rows_RR[k * per + i]
-            for f in range(nodes):
-                if f == k:
-                    continue
-                total = 0
-                for j in range(per):
-                    n = row[f * per + j]
-                    total += n
-                    by_target[k, f, j] += n
-                by_origin[k, f, i] = total
-                rows[k, f] += total
-    return rows, by_origin, by_target
 
 
 @njit(cache=True)
@@ -107,7 +84,30 @@ def quotas(rows, weight, first, quota):
 
 
 @njit(cache=True)
-def first_lanes(rows_NN, weight_NNM):
+def _sums(rows_RR, nodes):
+    """rows[k, f] between nodes (zero on the diagonal); by origin [k, f, i]; by target [k, f, j]."""
+    per = len(rows_RR) // nodes
+    rows = np.zeros((nodes, nodes), np.int64)
+    by_origin = np.zeros((nodes, nodes, per), np.int64)
+    by_target = np.zeros((nodes, nodes, per), np.int64)
+    for k in range(nodes):
+        for i in range(per):
+            row = rows_RR[k * per + i]
+            for f in range(nodes):
+                if f == k:
+                    continue
+                total = 0
+                for j in range(per):
+                    n = row[f * per + j]
+                    total += n
+                    by_target[k, f, j] += n
+                by_origin[k, f, i] = total
+                rows[k, f] += total
+    return rows, by_origin, by_target
+
+
+@njit(cache=True)
+def _first_lanes(rows_NN, weight_NNM):
     """first[k, f]: where the remainder of pair k -> f starts; it goes on where k's last one stopped.
 
     So a node's sends are even to one row, from its own rows alone. The last two values are a pair that has rows but
@@ -125,6 +125,15 @@ def first_lanes(rows_NN, weight_NNM):
                 if at < 0:
                     return first, k, f
     return first, -1, -1
+
+
+@njit(cache=True)
+def pair_sums(rows_RR, nodes, weight_NNM):
+    """rows[k, f] between nodes (zero on the diagonal); by origin [k, f, i]; by target [k, f, j]; where each pair's remainder
+    starts; and a pair that has rows but no lane, or -1, -1."""
+    rows, by_origin, by_target = _sums(rows_RR, nodes)
+    first, k, f = _first_lanes(rows, weight_NNM)
+    return rows, by_origin, by_target, first, k, f
 
 
 @njit(cache=True)
@@ -366,3 +375,26 @@ def lane_receives(
                                 )
                     m = e
     return n
+
+
+@njit(cache=True)
+def lane_part(
+    receive, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
+    pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+):  # fmt: skip
+    """The transfers that reach (`receive`) or leave a rank, sorted by stage and peer. `room`: how many there may be."""
+    while True:
+        out = np.empty((room, 7), np.int64)
+        if receive:
+            n = lane_receives(
+                out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
+                pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+            )  # fmt: skip
+        else:
+            n = lane_sends(
+                out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
+                pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+            )  # fmt: skip
+        if n <= room:
+            return sort_messages(out[:n], stages, len(rows_RR), SRC if receive else DST)
+        room = n

@@ -66,28 +66,34 @@ def scale_up_ratios(rows_NN, by_target, loads, row_up, row_out, latency):
             if rows_NN[k, f] > 0:
                 send[k] += rows_NN[k, f] * lane[k, f]
                 receive[f] += rows_NN[k, f] * lane[k, f]
-                for i in range(per):
-                    balance[k, 0, i] += give[k, f, i]
-                    balance[k, 1, i] += take[k, f, i]
-                    spread[f, 0, i] += pass_[k, f, i]
-                    spread[f, 1, i] += get[k, f, i]
     early, late, wire = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
     for k in range(nodes):
-        wire[k] = max(send[k], receive[k]) * row_out
-        early[k] = balance[k].max() / max(send[k], 1e-300)
-        late[k] = spread[k].max() / max(receive[k], 1e-300)
-    for k in range(nodes):
         for f in range(nodes):
-            time = rows_NN[k, f] * lane[k, f]
-            if time > 0 and 16 * time >= send[k]:
-                early[k] = max(early[k], give[k, f].max() / time, take[k, f].max() / time)
-            if time > 0 and 16 * time >= receive[f]:
-                late[f] = max(late[f], pass_[k, f].max() / time, get[k, f].max() / time)
-                hot = by_target[k, f].max()
-                if (
-                    2 * rows_NN[k, f] < per * hot
-                ):  # a hot target's rows come in one run: for its length all are for it
-                    late[f] = max(late[f], rows_NN[k, f] * get[k, f].max() / hot / time)
+            rows = rows_NN[k, f]
+            if rows == 0:
+                continue
+            out, in_, hot, most = 0.0, 0.0, 0, 0.0
+            for i in range(per):
+                balance[k, 0, i] += give[k, f, i]
+                balance[k, 1, i] += take[k, f, i]
+                spread[f, 0, i] += pass_[k, f, i]
+                spread[f, 1, i] += get[k, f, i]
+                out = max(out, give[k, f, i], take[k, f, i])
+                in_ = max(in_, pass_[k, f, i], get[k, f, i])
+                most = max(most, get[k, f, i])
+                hot = max(hot, by_target[k, f, i])
+            time = rows * lane[k, f]
+            if 16 * time >= send[k]:
+                early[k] = max(early[k], out / time)
+            if 16 * time >= receive[f]:
+                late[f] = max(late[f], in_ / time)
+                if 2 * rows < per * hot:  # a hot target's rows come in one run: for its length all are for it
+                    late[f] = max(late[f], rows * most / hot / time)
+    for k in range(nodes):
+        wire[k] = max(send[k], receive[k]) * row_out
+        for i in range(per):
+            early[k] = max(early[k], max(balance[k, 0, i], balance[k, 1, i]) / max(send[k], 1e-300))
+            late[k] = max(late[k], max(spread[k, 0, i], spread[k, 1, i]) / max(receive[k], 1e-300))
     for k in range(nodes):
         early[k] = min(1.0, max(0.25, early[k] * row_up / row_out))
         late[k] = min(1.0, max(0.25, late[k] * row_up / row_out))

@@ -152,35 +152,6 @@ def birkhoff(work_NN):
 
 
 @njit(cache=True)
-def matchings_in_order(perms, sizes, rows_NN, work_NN):
-    """Wire messages (stage, k, f, lo, hi) of a sum of permutations: each stage moves `sizes` of work of every pair it
-    names, in rows of what is really left of it."""
-    nodes = len(rows_NN)
-    room = len(perms) * nodes
-    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
-    moved = np.zeros((nodes, nodes), np.int64)  # work, not rows
-    n = 0
-    stages = 0
-    for p in range(len(perms)):
-        begin = n
-        for k in range(nodes):
-            f = perms[p, k]
-            work = work_NN[k, f]
-            a, b = moved[k, f], min(moved[k, f] + sizes[p], work)
-            if a == b:
-                continue
-            moved[k, f] = b
-            first, last = rows_NN[k, f] * a // work, rows_NN[k, f] * b // work
-            if first < last:
-                stage[n], src[n], dst[n], lo[n], hi[n] = stages, k, f, first, last
-                n += 1
-        if n > begin:
-            stages += 1
-    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
-
-
-@njit(cache=True)
 def shifts(nodes):
     """Permutations k -> k + s, for s = 1 .. nodes - 1."""
     perms = np.empty((nodes - 1, nodes), np.int16)

@@ -15,6 +15,35 @@ LEVELS = 32
 
 
 @njit(cache=True)
+def matchings_in_order(perms, sizes, rows_NN, work_NN):
+    """Wire messages (stage, k, f, lo, hi) of a sum of permutations: each stage moves `sizes` of work of every pair it
+    names, in rows of what is really left of it."""
+    nodes = len(rows_NN)
+    room = len(perms) * nodes
+    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
+    moved = np.zeros((nodes, nodes), np.int64)  # work, not rows
+    n = 0
+    stages = 0
+    for p in range(len(perms)):
+        begin = n
+        for k in range(nodes):
+            f = perms[p, k]
+            work = work_NN[k, f]
+            a, b = moved[k, f], min(moved[k, f] + sizes[p], work)
+            if a == b:
+                continue
+            moved[k, f] = b
+            first, last = rows_NN[k, f] * a // work, rows_NN[k, f] * b // work
+            if first < last:
+                stage[n], src[n], dst[n], lo[n], hi[n] = stages, k, f, first, last
+                n += 1
+        if n > begin:
+            stages += 1
+    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+
+
+@njit(cache=True)
 def _level(part, ratio, finest):
     """Which batch a share of the rows falls into, counted from the edge: the first batch holds `finest`, and each
     further one as much as can be moved inside the node while the wire moves the one before: 1 / ratio times as much."""
@@ -163,9 +192,9 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
 
     `inside`: nodes have more than one rank. `per_node`: every node has scale-up stages of its own; else they are common.
     A node's balance stages follow one another, and so do its spread stages, after the rows that stay inside; a balance never
-    waits for a spread. `barrier`: a wire stage waits until its ranks have done their
-    previous one; else a send waits for the sender's previous send and the receiver's previous receive only. `fixed`: every
-    wire stage has its scale-up stages (levels count wire stages), rows or not, so that no number depends on the traffic.
+    waits for a spread. `barrier`: a wire stage waits until its ranks have done their previous one; else a send waits for the
+    sender's previous send and the receiver's previous receive only. `fixed`: every wire stage has its scale-up stages
+    (levels count wire stages), rows or not, so that no number depends on the traffic.
     """
     groups = nodes if per_node else 1
     levels = max(1, wires) if fixed else 1
@@ -186,8 +215,13 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
                 kind[balance[g, b]] = g
             if spread[g, b] >= 0:
                 kind[spread[g, b]], level[spread[g, b]] = g, b + 1
-    feed_ptr, feed = _bucketed((w_dst * (groups > 1)) * levels + late, groups * levels)
     wire_ptr = np.searchsorted(w_stage, np.arange(wires + 1))
+    if per_node:
+        feed_ptr, feed = _bucketed(w_dst * levels + late, groups * levels)
+    else:  # a stage's messages share their level: one of each will do
+        feed = wire_ptr[:-1][wire_ptr[:-1] < wire_ptr[1:]]
+        feed_ptr, by_level = _bucketed(late[feed], levels)
+        feed = feed[by_level]
 
     scale_out = np.zeros(count, np.bool_)
     ptr = np.zeros(count + 1, np.int64)
@@ -250,3 +284,12 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
         m_balance,
         m_spread,
     )
+
+
+@njit(cache=True)
+def staged_form(perms, sizes, rows_NN, work_NN, head, tail, finest, inside):
+    """`assemble` of a sum of permutations, with batches common to all nodes."""
+    stage, src, dst, lo, hi = matchings_in_order(perms, sizes, rows_NN, work_NN)
+    early, late = levels_by_stage(stage, lo, hi, head, tail, finest)
+    wires = stage[-1] + 1 if len(stage) > 0 else 0
+    return assemble(stage, src, dst, lo, hi, early, late, wires, len(rows_NN), inside, False, True, False)

@@ -100,6 +100,32 @@ class Watch:
                 return found, [rank for rank in ranks if rank not in found]
             time.sleep(0.05)
 
+    def verdict(
+        self, ranks: Sequence[int], where: dict[str, Any], patience: float
+    ) -> tuple[list[int], list[int], dict[int, dict[str, Any]]]:
+        """(ranks that are gone, ranks that are elsewhere, where each live rank is), and leave that for the others."""
+        gone, late = self._earlier(ranks)
+        found: dict[int, dict[str, Any]] = {}
+        if not gone and not late:
+            found, missing = self.roll_call(ranks, patience)
+            gone, late = self._earlier(ranks)  # who answers no more may have left because of another
+            left = [r for r in missing if self._store.check([f"verdict/{r}"])]
+            gone = sorted({*gone, *(r for r in missing if r not in left)})
+            if not gone and not late:
+                late = [r for r in found if found[r].get("call") != where.get("call")]
+        self._store.set(f"verdict/{self._rank}", json.dumps([gone, late]))
+        return gone, late, found
+
+    def _earlier(self, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+        gone: set[int] = set()
+        late: set[int] = set()
+        for r in ranks:
+            if r != self._rank and self._store.check([f"verdict/{r}"]):
+                theirs = json.loads(self._store.get(f"verdict/{r}"))
+                gone |= set(theirs[0])
+                late |= set(theirs[1])
+        return sorted(gone), sorted(late - {self._rank})
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
@@ -113,28 +139,30 @@ def accuse(
     cause: str,
     pair: tuple[int, int] | None,
 ) -> RankLost:
-    """The error of a failed exchange: the ranks that are gone, else those that are elsewhere, else the pair."""
+    """The error of a failed exchange: the ranks that are gone, else those that are elsewhere, else the pair.
+
+    A rank that fails leaves its verdict in the store, so those who fail after it, because it left, name its culprit.
+    """
     head = f"rank {rank}, {_place(where)}"
     link = f", rank {pair[0]} -> rank {pair[1]}" if pair else ""
     reason = cause.strip().splitlines()[0][:160] if cause.strip() else "no reason given"
     try:
-        found, missing = watch.roll_call(ranks, patience=3.0)
+        gone, late, found = watch.verdict(ranks, where, patience=3.0)
     except Exception as error:
         who = f"{link[2:]}: " if link else ""
         return RankLost(
             f"{head}: {who}{reason}; the store is gone too ({type(error).__name__}), so the rank that keeps it "
             f"(rank 0 unless torchrun keeps it) is lost; restart the job"
         )
-    if missing:
-        names = ", ".join(map(str, missing))
+    if gone:
+        names = ", ".join(map(str, gone))
         return RankLost(
             f"{head}{link}: rank {names} is gone (no answer to the roll call; {reason}); restart it"
         )
-    late = [r for r in ranks if found[r].get("call") != where.get("call")]
     if late:
-        r = late[0]
+        place = _place(found[late[0]]) if late[0] in found else "not in this call"
         return RankLost(
-            f"{head}{link}: rank {r} is elsewhere, {_place(found[r])} ({reason}); "
+            f"{head}{link}: rank {late[0]} is elsewhere, {place} ({reason}); "
             f"every rank must make the same calls in the same order"
         )
     return RankLost(f"{head}{link}: {reason}; all ranks live; raise timeout= if the network is only slow")

@@ -9,13 +9,12 @@ import numpy as np
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
-from moeyard.forms.lanes import Lanes, Pairs, Wire, order_lanes
+from moeyard.forms.lanes import Lanes, Pairs, Wire, order_lanes, staged_lanes
 from moeyard.kernels.orders import (
     birkhoff,
     heavy_matchings,
     in_list_order,
     list_makespan,
-    matchings_in_order,
     open_shop,
     shifts,
     wave_cuts,
@@ -80,13 +79,14 @@ def _named(name: str, form: Lanes) -> Schedule:
 
 def spread_lanes(pairs: Pairs) -> Lanes:
     rows = pairs.rows_NN
-    perms = shifts(len(rows)) if len(rows) > 1 else np.empty((0, len(rows)), np.int16)
-    return _staged(pairs, matchings_in_order(perms, np.full(len(perms), rows.max()), rows, rows))
+    perms: IntArray = shifts(len(rows))
+    return staged_lanes(pairs, perms, np.full(len(perms), rows.max()), rows)
 
 
 def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None) -> Lanes:
     work = node_work(pairs)
-    return _staged(pairs, matchings_in_order(*(matchings or birkhoff(work)), pairs.rows_NN, work))
+    perms, sizes = matchings or birkhoff(work)
+    return staged_lanes(pairs, perms, sizes, work)
 
 
 def shot_lanes(pairs: Pairs) -> Lanes:

@@ -1,0 +1,303 @@
+"""What the ranks do in test_faults.py: one rank errs, all must say who."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from exchange_cases import cluster_of, one_exchange, traffics
+from exchange_cases import prepare as prepare_schedulers
+
+import moeyard.runtime as yr
+from moeyard.runtime import groups
+
+
+def prepare():
+    prepare_schedulers()
+
+
+def exchange(
+    yard, rows, *, sent=None, received=None, dtype=torch.float32, width=3, grad=False, source_rows=None
+):
+    """One call with this rank's side changed."""
+    sent = rows[yard.rank].tolist() if sent is None else sent
+    received = rows[:, yard.rank].tolist() if received is None else received
+    count = sum(rows[yard.rank].tolist()) if source_rows is None else source_rows
+    source = torch.zeros(count, width, dtype=dtype, requires_grad=grad)
+    output = torch.empty(max(0, sum(rows[:, yard.rank].tolist())), width, dtype=dtype)
+    yr.all_to_all_single(output, source, received, sent, yard)
+
+
+def changed(values, at, by):
+    values = list(values)
+    values[at] += by
+    return values
+
+
+# Each: (what the guilty rank does, what the message must name). `peer` is another rank.
+def more_rows(yard, rows, me, peer):
+    exchange(
+        yard, rows, sent=changed(rows[me], peer, 1), source_rows=sum(rows[me].tolist()) + 1
+    ) if yard.rank == me else exchange(yard, rows)
+    return f"rank {me} -> rank {peer}"
+
+
+def expects_more(yard, rows, me, peer):
+    if yard.rank == me:
+        received = changed(rows[:, me], peer, 1)
+        source = torch.zeros(int(rows[me].sum()), 3)
+        yr.all_to_all_single(torch.empty(sum(received), 3), source, received, rows[me].tolist(), yard)
+    else:
+        exchange(yard, rows)
+    return f"rank {peer} -> rank {me}"
+
+
+def wrong_sum(yard, rows, me, peer):
+    exchange(yard, rows, sent=changed(rows[me], peer, 5)) if yard.rank == me else exchange(yard, rows)
+    return f"rank {me}: input has"
+
+
+def negative(yard, rows, me, peer):
+    exchange(yard, rows, sent=changed(rows[me], peer, -1000)) if yard.rank == me else exchange(yard, rows)
+    return f"rank {me}: split size"
+
+
+def too_few_splits(yard, rows, me, peer):
+    exchange(yard, rows, sent=rows[me].tolist()[:-1]) if yard.rank == me else exchange(yard, rows)
+    return f"rank {me}: {yard.size - 1} split sizes"
+
+
+def other_dtype(yard, rows, me, peer):
+    exchange(yard, rows, dtype=torch.float32 if yard.rank != me else torch.int32)
+    return f"rank {me}.*dtype|dtype.*rank {me}"
+
+
+def other_width(yard, rows, me, peer):
+    exchange(yard, rows, width=4 if yard.rank == me else 3)
+    return f"rank {me}.*row_bytes|row_bytes.*rank {me}"
+
+
+def other_grad(yard, rows, me, peer):
+    exchange(yard, rows, grad=yard.rank == me)
+    return f"rank {me}.*grad|grad.*rank {me}"
+
+
+def other_call(yard, rows, me, peer):
+    if yard.rank == me:
+        yr.dispatch(torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), yard, 8)
+    else:
+        exchange(yard, rows)
+    return f"rank {me}.*kind"
+
+
+def other_cluster(yard, rows, me, peer):
+    healthy = yard.cluster
+    if yard.rank == me:
+        yard.mark_dead(0, 0)
+    try:
+        exchange(yard, rows)
+    finally:
+        yard.set_cluster(healthy)
+    return f"rank {me}.*config"
+
+
+def other_plan(yard, rows, me, peer):
+    """The planner itself differs on one rank: same counts, same options."""
+    real = groups.schedule
+    if yard.rank == me:
+        groups.schedule = lambda cluster, traffic, name: real(cluster, traffic, "ecmp")
+    yard.plans.clear()
+    try:
+        exchange(yard, rows)
+    finally:
+        groups.schedule = real
+    return f"rank {me} .*planned differently"
+
+
+def bad_expert(yard, rows, me, peer):
+    index = torch.zeros(2, 1, dtype=torch.int64)
+    if yard.rank == me:
+        index[1] = 99
+    yr.dispatch(torch.zeros(2, 3), index, yard, 8)
+    return f"rank {me}: a token asks for expert 99"
+
+
+def other_experts(yard, rows, me, peer):
+    yr.dispatch(torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), yard, 9 if yard.rank == me else 8)
+    return f"rank {me}.*length"
+
+
+MISMATCHES = [
+    more_rows,
+    expects_more,
+    wrong_sum,
+    negative,
+    too_few_splits,
+    other_dtype,
+    other_width,
+    other_grad,
+    other_call,
+    other_cluster,
+    other_plan,
+    bad_expert,
+    other_experts,
+]
+
+
+def mismatches(rank, world, faults):
+    """`faults` injected mismatches, each followed by a healthy exchange. The number that every rank named rightly."""
+    rng = np.random.default_rng(0)
+    with yr.Yard(cluster=cluster_of(2, world // 2), scheduler="fast", timeout=30) as yard:
+        for i in range(faults):
+            fault = MISMATCHES[i % len(MISMATCHES)]
+            me, peer = rng.choice(world, 2, replace=False).tolist()
+            rows = rng.integers(1, 9, (world, world))
+            pattern = None
+            started = time.monotonic()
+            try:
+                pattern = fault(yard, rows, me, peer)
+            except yr.Mismatch as error:
+                message = str(error)
+            else:
+                raise AssertionError(
+                    f"{fault.__name__} by rank {me} was not noticed on rank {rank}: {pattern}"
+                )
+            assert time.monotonic() - started < 10
+            expected = expectation(fault, yard, rows, me, peer)
+            assert re.search(expected, message), f"{fault.__name__} by {me}: {message!r} lacks {expected!r}"
+            one_exchange(yard, rows)
+    return faults
+
+
+def expectation(fault, yard, rows, me, peer):
+    """The pattern that the fault returns: all of them write it in their last line, from `me` and `peer`."""
+    source = fault.__code__.co_consts
+    names = {
+        more_rows: f"rank {me} -> rank {peer}",
+        expects_more: f"rank {peer} -> rank {me}",
+        wrong_sum: f"rank {me}: input has",
+        negative: f"rank {me}: split size",
+        too_few_splits: f"rank {me}: {yard.size - 1} split sizes",
+        bad_expert: f"rank {me}: a token asks for expert 99, but experts are 0..7",
+        other_plan: rf"rank {me}\b.*planned differently",
+    }
+    words = {
+        other_dtype: "dtype",
+        other_width: "row_bytes",
+        other_grad: "grad",
+        other_call: "kind",
+        other_cluster: "config",
+        other_experts: "length",
+    }
+    assert source
+    return names.get(fault) or rf"rank {me}\b.*disagree on {words[fault]}"
+
+
+def views(rank, world, faults):
+    """Different worlds: found through the store before any group is made."""
+    rng = np.random.default_rng(1)
+    halves = [dist.new_group(list(range(world // 2))), dist.new_group(list(range(world // 2, world)))]
+    for i in range(faults):
+        me = int(rng.integers(world))
+        guilty = rank == me
+        cluster, kind = cluster_of(2, world // 2), i % 5
+        options = {"cluster": cluster, "scheduler": "fast", "timeout": 20}
+        if kind == 0 and guilty:
+            options["scheduler"] = "rails"
+        if kind == 1 and guilty:
+            options["cluster"] = cluster_of(1, world)
+        if kind == 2 and guilty:
+            options["planner"] = "quota"
+        if kind == 3 and guilty:
+            options["where"] = halves[me // (world // 2)]
+        if kind == 4:
+            options["timeout"] = 1.0
+        try:
+            if kind == 4 and guilty:
+                groups._count += 1  # this rank makes no yard
+            else:
+                yr.Yard(**options)
+                raise AssertionError(f"fault {i} of rank {me} was not noticed on rank {rank}")
+        except yr.Mismatch as error:
+            assert re.search(rf"rank {me}\b", str(error)), str(error)
+            assert re.search(r"rank \d+ and rank \d+", str(error)), str(error)
+        dist.barrier()
+    return faults
+
+
+def death(rank, world, number):
+    """A rank dies or hangs in the middle; returns what this rank raised and after how long."""
+    victim = (number * 5 + 1) % world
+    kind = ("before the call", "at a send", "in the way back", "hangs", "raises")[number % 5]
+    timeout = 5.0
+    state = {"sends": 0, "armed": False}
+
+    def observer(*_):
+        state["sends"] += 1
+        if state["armed"] and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    scheduler = ("fast", "shunt", "direct", "rails")[number % 4]
+    yard = yr.Yard(cluster=cluster_of(2, world // 2), scheduler=scheduler, timeout=timeout, observer=observer)
+    rows = traffics(world, number)["dense"] + 1
+    one_exchange(yard, rows)
+    sent, received = rows[rank].tolist(), rows[:, rank].tolist()
+    source = torch.zeros(sum(sent), 4, requires_grad=True)
+    output = torch.empty(sum(received), 4)
+    started = time.monotonic()
+    try:
+        if kind == "before the call" and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hangs" and rank == victim:
+            time.sleep(timeout + 6)
+            return victim, kind, None, 0.0
+        if kind == "raises" and rank == victim:
+            os._exit(1)
+        state["armed"] = kind == "at a send"
+        result = yr.all_to_all_single(output, source, received, sent, yard)
+        state["armed"] = kind == "in the way back"
+        result.sum().backward()
+        one_exchange_again(yard, output, source, received, sent)
+    except yr.RankLost as error:
+        return victim, kind, str(error), time.monotonic() - started
+    return victim, kind, None, time.monotonic() - started
+
+
+def one_exchange_again(yard, output, source, received, sent):
+    """A rank whose own part was done before the death meets it in the next call."""
+    yr.all_to_all_single(output.detach(), source.detach(), received, sent, yard)
+
+
+def dead_rails(rank, world):
+    """mark_dead between steps: exact before and after, and no send on a dead rail. [(src, dst, rail)] of all sends."""
+    sends = []
+    cluster = cluster_of(2, world // 2)
+    found = []
+    per = world // 2
+    with yr.Yard(
+        cluster=cluster,
+        scheduler="auto",
+        timeout=30,
+        observer=lambda s, a, b, n, rail: sends.append((a, b, rail)),
+    ) as yard:
+        for scheduler in ("auto", "fast", "rails", "direct", "shunt", "ecmp"):
+            yard.scheduler = scheduler
+            yard.set_cluster(cluster)
+            rows = traffics(world, 3)["dense"] + 2
+            one_exchange(yard, rows)
+            sends.clear()
+            yard.mark_dead(0, 1)
+            one_exchange(yard, rows)
+            found.append((scheduler, "one", [(0, 1)], list(sends)))
+            sends.clear()
+            if per > 2:
+                yard.mark_dead(1, 0)
+                one_exchange(yard, rows)
+                found.append((scheduler, "two", [(0, 1), (1, 0)], list(sends)))
+                sends.clear()
+    return found

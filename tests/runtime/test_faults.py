@@ -1,0 +1,56 @@
+"""One rank errs or dies: every other rank says who, within the time-out; nothing hangs and no wrong row is delivered."""
+
+import re
+
+import pytest
+from harness import launch, launch_rounds
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+
+MISMATCHES, VIEWS, DEATHS = 91, 10, 10
+
+
+def test_disagreeing_ranks_name_the_pair_and_go_on():
+    assert launch("fault_cases:mismatches", 4, 100, faults=MISMATCHES) == [MISMATCHES] * 4
+
+
+def test_different_views_of_the_world_are_refused():
+    assert launch("fault_cases:views", 4, 100, faults=VIEWS) == [VIEWS] * 4
+
+
+def test_a_dead_or_absent_rank_is_named_within_the_time_out():
+    for number, results in enumerate(launch_rounds("fault_cases:death", 4, 40, DEATHS, may_die=True)):
+        victim, kind = next((r[0], r[1]) for r in results if r is not None)
+        for rank, result in enumerate(results):
+            if rank == victim:
+                continue
+            assert result is not None, f"round {number}: rank {rank} died with rank {victim} ({kind})"
+            _, _, message, seconds = result
+            assert message, f"round {number} ({kind}): rank {rank} did not notice that rank {victim} is gone"
+            named = re.search(r"rank ([\d, ]+) is (gone|elsewhere)", message)
+            assert named, message
+            assert named.group(1) == str(victim), message
+            assert seconds < 5.0 + 3.0 + 4.0, message  # time-out, roll call, a busy machine
+
+
+def test_at_least_a_hundred_faults_are_injected():
+    assert MISMATCHES + VIEWS + DEATHS >= 100
+
+
+@pytest.mark.parametrize("world", [4, 8])
+def test_nothing_crosses_a_dead_rail(world):
+    per, across = world // 2, 0
+    for found in launch("fault_cases:dead_rails", world, 60):
+        for scheduler, health, dead, sends in found:
+            for src, dst, rail in sends:
+                if rail is None:
+                    assert src // per == dst // per
+                    continue
+                across += 1
+                for node, nic in dead:
+                    assert (node, nic) not in {(src // per, src % per), (dst // per, dst % per)}, (
+                        scheduler,
+                        health,
+                    )
+    assert across > 50
