@@ -8,7 +8,7 @@ from harness import launch, launch_rounds
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
-MISMATCHES, VIEWS, DEATHS = 91, 10, 10
+MISMATCHES, VIEWS, DEATHS = 104, 10, 5
 
 
 def test_disagreeing_ranks_name_the_pair_and_go_on():
@@ -53,4 +53,4 @@ def test_nothing_crosses_a_dead_rail(world):
                         scheduler,
                         health,
                     )
-    assert across > 50
+    assert across > 20

@@ -20,6 +20,7 @@ from moeyard.runtime.gradients import (
     sync_gradients,
 )
 from moeyard.runtime.groups import Yard
+from moeyard.runtime.measure import measure, measure_links
 from moeyard.runtime.replicas import gather_experts, refill_before_backward
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "gather_experts",
     "global_mean",
     "grouped_linear",
+    "measure",
+    "measure_links",
     "refill_before_backward",
     "sync_gradients",
 ]

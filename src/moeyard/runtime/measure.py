@@ -1,0 +1,168 @@
+"""What this hardware really does: a ModelSpec and link rates, measured where the model runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moeyard.cluster import Cluster, Port
+from moeyard.errors import InvalidModel
+from moeyard.model import ModelSpec
+from moeyard.runtime.dispatch import to_device
+from moeyard.runtime.exchange import exchange
+from moeyard.runtime.experts import MoELayer, grouped_linear
+from moeyard.traffic import Traffic
+
+if TYPE_CHECKING:
+    from moeyard.runtime.groups import Yard
+
+
+def measure(
+    model: nn.Module, yard: Yard, *, step: Callable[[], Any] | None = None, rows: int = 2048, repeat: int = 5
+) -> ModelSpec:
+    """Profile the model's MoE layers on this rank's device; every rank calls it and gets the slowest rank's figures.
+
+    Row and expert bytes from the parameters; expert time from `rows` rows over the first layer's home experts, forward. With
+    `step` (one forward and backward of the whole model, which the ranks run together), the rest of its time per layer is the
+    non-MoE time, a third of it forward; without, that is zero.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    if not layers:
+        raise InvalidModel("the model has no MoELayer to measure; make one with moeyard.runtime.MoELayer")
+    layer = layers[0]
+    inner, hidden = layer.down.shape[2], layer.down.shape[1]
+    weights = 3 * hidden * inner
+    size = layer.down.element_size()
+    flops = 2.0 * weights
+    seconds = _slowest(_expert_seconds(layer, yard, rows, repeat), yard)
+    rate = flops * rows / seconds
+    forward = backward = 0.0
+    if step is not None:
+        total, inside = _step_seconds(layers, step, yard, repeat)
+        rest = max(0.0, _slowest(total - inside, yard)) / len(layers)
+        forward, backward = rest / 3, rest * 2 / 3
+    return ModelSpec(
+        row_bytes=hidden * size,
+        expert_bytes=weights * size,
+        expert_flops=flops,
+        flops=rate,
+        non_moe_forward=forward,
+        non_moe_backward=backward,
+        layers=len(layers),
+        activation_bytes=(hidden + 3 * inner) * size,
+    )
+
+
+def measure_links(yard: Yard, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> Cluster:
+    """The yard's cluster with measured scale-up and scale-out rates, alike on every rank.
+
+    Each network is timed by a ring of messages, all ranks at once: once tiny (latency), once `rows_bytes` long (bandwidth).
+    A network that does not exist (one rank per node, one node) keeps its figures.
+    """
+    cluster, per = yard.cluster, yard.cluster.ranks_per_node
+    found: dict[str, Port] = {}
+    rank_R = np.arange(yard.size)
+    inside = rank_R // per * per + (rank_R + 1) % per
+    for name, there, target in (
+        ("scale_up", per > 1, inside),
+        ("scale_out", cluster.nodes > 1, (rank_R + per) % yard.size),
+    ):
+        if not there:
+            continue
+        tiny = _ring_seconds(yard, target, 8, repeat)
+        long = _ring_seconds(yard, target, rows_bytes, repeat)
+        found[name] = Port(rows_bytes / max(long - tiny, 1e-9), tiny)
+    return cluster.but(**found)
+
+
+def _ring_seconds(yard: Yard, target: Any, size: int, repeat: int) -> float:
+    """One row of `size` bytes from every rank to its target."""
+    rows = np.zeros((yard.size, yard.size), np.int64)
+    rows[np.arange(yard.size), target] = 1
+    plan = yard.plan(Traffic(rows, size))
+    source = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
+    output = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
+    return _slowest(_median(lambda: exchange(yard, plan, False, output, source), yard, repeat), yard)
+
+
+def _expert_seconds(layer: MoELayer, yard: Yard, rows: int, repeat: int) -> float:
+    """Forward of `rows` rows spread over the home experts; 0 on a rank that owns none."""
+    experts = len(layer.own)
+    if experts == 0:
+        return 0.0
+    counts = np.full(experts, rows // experts)
+    counts[: rows % experts] += 1
+    route: Any = _Groups(tuple(counts.tolist()), to_device(np.cumsum(counts), layer.down.device, torch.int32))
+    x = torch.randn(rows, layer.down.shape[1], dtype=layer.down.dtype, device=layer.down.device)
+
+    def compute() -> None:
+        gate, up = grouped_linear(x, layer.gate_up, route).chunk(2, dim=-1)
+        grouped_linear(layer.activation(gate) * up, layer.down, route)
+
+    with torch.no_grad():
+        return _median(compute, yard, repeat)
+
+
+class _Groups:
+    """The part of a Route that grouped_linear reads."""
+
+    def __init__(self, counts: tuple[int, ...], ends: torch.Tensor) -> None:
+        self.counts, self.ends = counts, ends
+
+
+def _step_seconds(
+    layers: list[MoELayer], step: Callable[[], Any], yard: Yard, repeat: int
+) -> tuple[float, float]:
+    """(median seconds of a step, of which in the MoE layers: three times their forward)."""
+    inside = [0.0]
+    began = [0.0]
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        _wait(yard)
+        began[0] = time.perf_counter()
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        _wait(yard)
+        inside[0] += time.perf_counter() - began[0]
+
+    hooks = [
+        hook
+        for layer in layers
+        for hook in (layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave))
+    ]
+    try:
+        total = _median(step, yard, repeat)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total, 3 * inside[0] / (repeat + 1)
+
+
+def _median(function: Callable[[], Any], yard: Yard, repeat: int) -> float:
+    function()
+    seconds = []
+    for _ in range(repeat):
+        _wait(yard)
+        start = time.perf_counter()
+        function()
+        _wait(yard)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _wait(yard: Yard) -> None:
+    if yard.device.type == "cuda":
+        torch.cuda.synchronize(yard.device)
+
+
+def _slowest(value: float, yard: Yard) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=yard.control.group)
+    return float(tensor)
