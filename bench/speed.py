@@ -30,6 +30,7 @@ from tests.slow_birkhoff import slow_birkhoff
 
 TARGETS = {("fast", 64): 0.2, ("fast", 320): 2, ("fast", 1024): 40}
 TARGETS |= {("auto", 64): 0.6, ("auto", 320): 6, ("auto", 1024): 120}
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "scheduling.md"
 RESULTS = Path(__file__).parent / "results" / "speed.jsonl"
 
 
@@ -39,16 +40,37 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def speed_table(figures: dict[str, float], peak: float) -> str:
+    """Median milliseconds by ranks and workload, targets beside."""
+    lines = ["| ranks | workload | fast | target | shunt | auto | target |", "|---" * 7 + "|"]
+    for key in (key for key in figures if key.startswith("fast")):
+        _, ranks, kind = key.split(", ")
+        n = int(ranks.split()[0])
+        ms = {name: figures[f"{name}, {ranks}, {kind}"] for name in ("fast", "shunt", "auto")}
+        lines.append(
+            f"| {n} | {kind} | {ms['fast']:.3g} ms | {TARGETS['fast', n]} ms | {ms['shunt']:.3g} ms | {ms['auto']:.3g} ms "
+            f"| {TARGETS['auto', n]} ms |"
+        )
+    lines.append(f"\nPeak memory of the measuring process, Python and numba included: {peak:.0f} MB.")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 320, 1024])
     parser.add_argument("--repeat", type=int, default=21)
-    parser.add_argument("--append", action="store_true", help="append the figures to bench/results/speed.jsonl")
+    parser.add_argument(
+        "--append", action="store_true", help="append the figures to bench/results/speed.jsonl"
+    )
     options = parser.parse_args()
     figures = {}
     for ranks in options.ranks:
         port = my.Port(48.85e9, 10e-6)
-        cluster = my.Cluster(ranks // 8, 8, my.Port(380e9, 10e-6), port, contention=my.Contention(0.05, 1, 2.0))
+        cluster = my.Cluster(
+            ranks // 8, 8, my.Port(380e9, 10e-6), port, contention=my.Contention(0.05, 1, 2.0)
+        )
         for kind in ("zipf:0.9", "random"):
             traffic = workload(kind, ranks, mb=256)
             for name in ("fast", "shunt", "auto"):
@@ -65,11 +87,20 @@ def main() -> None:
                 rows = Pairs.of(cluster, traffic).rows_NN
                 plan = lambda: my.schedule(cluster, traffic, "fast")  # noqa: B023, E731
                 ratio = median(timed(lambda: slow_birkhoff(rows)) / timed(plan) for _ in range(5))  # noqa: B023
-                print(f"       {ranks:5} ranks {kind:9} the reference's matchings alone take {ratio:.0f} x as long")
+                print(
+                    f"       {ranks:5} ranks {kind:9} the reference's matchings alone take {ratio:.0f} x as long"
+                )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"peak memory of this process, Python and numba included: {peak:.0f} MB (numpy {np.__version__})")
+    if options.document:
+        text = DOCUMENT.read_text()
+        first, rest = text.split("<!-- /speed -->", 1)
+        head = first[: first.index("-->", first.index("<!-- speed")) + 3]
+        DOCUMENT.write_text(f"{head}\n{speed_table(figures, peak)}\n<!-- /speed -->{rest}")
     if options.append:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
         with RESULTS.open("a") as file:
             file.write(json.dumps({"commit": commit, "peak MB": round(peak), **figures}) + "\n")
 

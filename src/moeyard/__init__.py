@@ -6,10 +6,11 @@
 The names below are the public ones. Nothing here imports torch; `moeyard.runtime` does.
 """
 
-from moeyard.assign import assign
+from moeyard.assign import ASSIGNERS, assign
 from moeyard.assignment import Assignment
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster, Contention, Port
+from moeyard.cost import StepCost, step_cost
 from moeyard.demand import Demand
 from moeyard.errors import (
     InvalidCluster,
@@ -25,14 +26,16 @@ from moeyard.errors import (
 from moeyard.estimate import estimate
 from moeyard.formats import (
     load_demand,
-    load_trace,
     load_traffic,
     save_cluster,
     save_demand,
     save_trace,
     save_traffic,
 )
+from moeyard.formats.models import load_model
+from moeyard.formats.traces import find_trace as load_trace
 from moeyard.lower import lower, run_local
+from moeyard.migration import Migration
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners import PLANNERS, place
@@ -41,6 +44,7 @@ from moeyard.saved import load_schedule, save_schedule
 from moeyard.schedule import Schedule
 from moeyard.schedulers import SCHEDULERS, schedule  # after moeyard.schedule: the function keeps the name
 from moeyard.sim import simulate
+from moeyard.sim.step import simulate_step
 from moeyard.timeline import Timeline
 from moeyard.trace import Trace
 from moeyard.traffic import Traffic
@@ -49,6 +53,7 @@ from moeyard.version import __version__
 from moeyard.workloads import workload
 
 __all__ = [
+    "ASSIGNERS",
     "Assignment",
     "Cluster",
     "Contention",
@@ -60,6 +65,7 @@ __all__ = [
     "InvalidPlacement",
     "InvalidSchedule",
     "InvalidTraffic",
+    "Migration",
     "ModelSpec",
     "MoeyardError",
     "PLANNERS",
@@ -68,6 +74,7 @@ __all__ = [
     "Program",
     "SCHEDULERS",
     "Schedule",
+    "StepCost",
     "Timeline",
     "Trace",
     "Traffic",
@@ -77,6 +84,7 @@ __all__ = [
     "bound",
     "estimate",
     "load_demand",
+    "load_model",
     "load_schedule",
     "load_trace",
     "load_traffic",
@@ -90,6 +98,8 @@ __all__ = [
     "save_traffic",
     "schedule",
     "simulate",
+    "simulate_step",
+    "step_cost",
     "verify",
     "workload",
 ]
