@@ -93,7 +93,9 @@ def complaints(cell: Cell, ratios: dict[str, float], slack: float = 1.01) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write the golden file anew")
     parser.add_argument("--simulate", action="store_true", help="judge by the flow simulator too")
     parser.add_argument("--nodes", type=int, default=128, help="largest cluster, in nodes")
@@ -133,7 +135,9 @@ def judge(todo: list[Cell], figures: dict[str, dict[str, float]], jobs: int) -> 
         for cell, ratios in zip(todo, found, strict=True)
         for n in NAMES
     )
-    print(f"estimate against simulate: median {off[len(off) // 2][0]:.2%}, worst {off[-1][0]:.2%} ({off[-1][1]})")
+    print(
+        f"estimate against simulate: median {off[len(off) // 2][0]:.2%}, worst {off[-1][0]:.2%} ({off[-1][1]})"
+    )
     picks = sorted(
         (ratios["auto"] / min(ratios.values()), str(cell)) for cell, ratios in zip(todo, found, strict=True)
     )
