@@ -10,6 +10,7 @@ to bench/exchange.jsonl with --save.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -32,14 +33,14 @@ import moeyard.runtime as yr
 WIDTH = 1024  # float32 elements a row
 
 
-def torch_exchange(source, sent, size):
-    """What a user of torch writes: split sizes first, then the rows."""
+def torch_exchange(source, sent, group):
+    """What a user of torch writes: split sizes first, then the rows. The group is its own; the clock's is another."""
     counts = torch.tensor(sent)
     received = torch.empty_like(counts)
-    dist.all_to_all_single(received, counts)
+    dist.all_to_all_single(received, counts, group=group)
     splits = received.tolist()
     output = source.new_empty(sum(splits), WIDTH)
-    dist.all_to_all_single(output, source, splits, sent)
+    dist.all_to_all_single(output, source, splits, sent, group=group)
     return output
 
 
@@ -55,7 +56,10 @@ def resident():
 
 
 def peak_over(function):
-    """Growth of the peak resident size while `function` runs, in bytes."""
+    """Growth of the peak resident size while `function` runs, in bytes. Freed memory goes back first."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: large blocks come from, and return to, the system
+    libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
     function()
@@ -72,14 +76,14 @@ def timed(function):
     return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
-def paired(yard, size_mb, repeat):
-    """Ratios, seconds of each and peak bytes of each for `size_mb` sent per rank."""
+def paired(yard, group, size_mb, repeat):
+    """Ratios, and seconds of each, for `size_mb` sent per rank."""
     per = int(size_mb * 1e6 / 4 / WIDTH / yard.size)
     sent = [per] * yard.size
     source = torch.randn(per * yard.size, WIDTH)
     ours, theirs = (
         lambda: moeyard_exchange(yard, source, sent, sent),
-        lambda: torch_exchange(source, sent, yard.size),
+        lambda: torch_exchange(source, sent, group),
     )
     assert torch.equal(ours(), theirs())
     ratios, seconds = [], ([], [])
@@ -90,8 +94,24 @@ def paired(yard, size_mb, repeat):
         ratios.append(mine / other)
         seconds[0].append(mine)
         seconds[1].append(other)
-    memory = (peak_over(ours), peak_over(theirs))
-    return ratios, seconds, memory
+    return ratios, seconds
+
+
+def memory(yard, group, size_mb):
+    """(ours, torch's): peak bytes over what was there before, input not counted."""
+    per = int(size_mb * 1e6 / 4 / WIDTH / yard.size)
+    sent = [per] * yard.size
+    source = torch.randn(per * yard.size, WIDTH)
+    pairs = [
+        (
+            peak_over(lambda: moeyard_exchange(yard, source, sent, sent)),
+            peak_over(lambda: torch_exchange(source, sent, group)),
+        )
+        for _ in range(3)
+    ]
+    peaks = [None] * yard.size
+    dist.all_gather_object(peaks, [statistics.median(p[i] for p in pairs) for i in (0, 1)])
+    return [max(p[i] for p in peaks) for i in (0, 1)]
 
 
 def growth(yard, steps):
@@ -114,14 +134,11 @@ def run(rank, options, folder):
         "gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=300)
     )
     cluster = my.Cluster(1, options.ranks, my.Port(2e9, 1e-4), my.Port(1e9, 1e-4))
-    rows = []
+    rows, group = [], dist.new_group()
     with yr.Yard(cluster=cluster, timeout=300) as yard:
         for size in options.sizes:
-            ratios, seconds, memory = paired(yard, size, options.repeat)
+            ratios, seconds = paired(yard, group, size, options.repeat)
             low, middle, high = statistics.quantiles(ratios, n=4)
-            peaks = [None] * options.ranks
-            dist.all_gather_object(peaks, memory)
-            peak = max(p[0] for p in peaks) / max(1, max(p[1] for p in peaks))
             rows.append(
                 {
                     "mb_per_rank": size,
@@ -129,15 +146,21 @@ def run(rank, options, folder):
                     "quartiles": [round(low, 3), round(high, 3)],
                     "moeyard_ms": round(1e3 * statistics.median(seconds[0]), 3),
                     "torch_ms": round(1e3 * statistics.median(seconds[1]), 3),
-                    "memory_ratio": round(peak, 3),
                 }
             )
             if rank == 0:
                 show = rows[-1]
                 print(
                     f"{size:6g} MB  ratio {show['ratio']:.3f} {show['quartiles']}  moeyard {show['moeyard_ms']:.2f} ms  "
-                    f"torch {show['torch_ms']:.2f} ms  peak memory x{show['memory_ratio']:.2f}",
+                    f"torch {show['torch_ms']:.2f} ms",
                     flush=True,
+                )
+        for size, row in zip(options.sizes, rows, strict=True):
+            peaks = memory(yard, group, size)
+            row["peak_mb"] = [round(p / 1e6, 3) for p in peaks]
+            if rank == 0:
+                print(
+                    f"{size:6g} MB  peak memory: moeyard {peaks[0] / 1e6:.2f} MB, torch {peaks[1] / 1e6:.2f} MB"
                 )
         early, late = growth(yard, options.steps) if options.steps else (0, 0)
     if rank == 0:

@@ -9,7 +9,13 @@ sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 
 from moeyard.runtime.autograd import all_to_all_single, exchange_plan
 from moeyard.runtime.dispatch import Route, combine, dispatch
-from moeyard.runtime.experts import MoELayer, RouterState, TopKRouter, grouped_linear
+from moeyard.runtime.experts import (
+    MoELayer,
+    RouterState,
+    TopKRouter,
+    grouped_linear,
+    grouped_matmul_fits,
+)
 from moeyard.runtime.faults import ExchangeError, Mismatch, RankLost
 from moeyard.runtime.gradients import (
     balance_loss,
@@ -43,6 +49,7 @@ __all__ = [
     "gather_experts",
     "global_mean",
     "grouped_linear",
+    "grouped_matmul_fits",
     "measure",
     "measure_links",
     "refill_before_backward",

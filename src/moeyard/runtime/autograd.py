@@ -24,21 +24,25 @@ class Exchange(torch.autograd.Function):
     """Rows out by the plan, their gradients back by the same plan reversed (or the other way round)."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool, agreed: bool
+    ) -> torch.Tensor:
         ctx.plan, ctx.yard, ctx.backward = plan, yard, backward
         arriving = sum(plan.input_splits if backward else plan.output_splits)
         output = rows.new_empty((arriving, *rows.shape[1:]))
-        exchange(yard, plan, backward, output, rows.contiguous())
+        exchange(yard, plan, backward, output, rows.contiguous(), agreed=agreed)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return send_rows(grads[0], ctx.plan, ctx.yard, not ctx.backward), None, None, None
+        return send_rows(grads[0], ctx.plan, ctx.yard, not ctx.backward), None, None, None, None
 
 
-def send_rows(rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool = False) -> torch.Tensor:
+def send_rows(
+    rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool = False, *, agreed: bool = False
+) -> torch.Tensor:
     """The rows that arrive when `rows` are sent by the plan, or by its way back. Differentiable."""
-    return Exchange.apply(rows, plan, yard, backward)  # type: ignore[no-untyped-call,no-any-return]
+    return Exchange.apply(rows, plan, yard, backward, agreed)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class ExchangeInto(torch.autograd.Function):
@@ -52,18 +56,19 @@ class ExchangeInto(torch.autograd.Function):
         plan: Plan,
         yard: Yard,
         later: list[Pending] | None,
+        agreed: bool,
     ) -> torch.Tensor:
         ctx.plan, ctx.yard = plan, yard
         ctx.mark_dirty(output)
         if later is None:
-            exchange(yard, plan, False, output, rows.contiguous())
+            exchange(yard, plan, False, output, rows.contiguous(), agreed=agreed)
         else:
-            later.append(start(yard, plan, False, output, rows.contiguous()))
+            later.append(start(yard, plan, False, output, rows.contiguous(), agreed=agreed))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, send_rows(grads[0], ctx.plan, ctx.yard, True), None, None, None
+        return None, send_rows(grads[0], ctx.plan, ctx.yard, True), None, None, None, None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -83,6 +88,7 @@ def all_to_all_single(
     `output` flows back to `input` by the reversed schedule. One small gather of the split sizes per call; with `plan` (from
     `exchange_plan` or an earlier call's traffic) none.
     """
+    agreed = plan is None
     if plan is None:
         plan = exchange_plan(output, input, output_split_sizes, input_split_sizes, yard)
     else:
@@ -91,11 +97,11 @@ def all_to_all_single(
         raise Mismatch(f"rank {yard.rank}: output is not contiguous; give a contiguous tensor")
     later: list[Pending] | None = [] if async_op else None
     if torch.is_grad_enabled() and input.requires_grad:
-        ExchangeInto.apply(output, input, plan, yard, later)  # type: ignore[no-untyped-call]
+        ExchangeInto.apply(output, input, plan, yard, later, agreed)  # type: ignore[no-untyped-call]
     elif later is not None:
-        later.append(start(yard, plan, False, output, input.contiguous()))
+        later.append(start(yard, plan, False, output, input.contiguous(), agreed=agreed))
     else:
-        exchange(yard, plan, False, output, input.contiguous())
+        exchange(yard, plan, False, output, input.contiguous(), agreed=agreed)
     return output if later is None else later[0]
 
 

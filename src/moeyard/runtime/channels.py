@@ -77,7 +77,10 @@ class Channels:
         backend: str,
         timeout: float,
         interfaces: Sequence[str] | None,
+        control: dist.ProcessGroup,
     ) -> None:
+        """`control`: a gloo group of this rank's family. On one node it carries the rows too: a group costs threads, and
+        waking those of two takes longer than of one."""
         self.rank, self.cluster, self.backend = rank, cluster, backend
         self.bound = interfaces is not None
         if interfaces is not None:
@@ -91,18 +94,21 @@ class Channels:
                 )
             register_rail_backend()
         self.groups: list[dist.ProcessGroup] = []
-        self._local: dist.ProcessGroup | None = None
+        self.local: Any = None  # the ranks of this node
         self._rails: dict[tuple[int, int, int], dist.ProcessGroup] = {}  # (rail, b, v)
         bits = (cluster.nodes - 1).bit_length()
         keys = [(b, v) for b in range(bits) for v in (0, 1)]
         self._world = dist.get_rank()
         per = cluster.ranks_per_node
+        shared = cluster.nodes == 1 and backend == "gloo"
+        if shared:
+            self.local = control
         for family in families:
             mine = self._world in family
-            for node in range(cluster.nodes) if per > 1 else ():
+            for node in range(cluster.nodes) if per > 1 and not shared else ():
                 group = self._make(family[node * per : (node + 1) * per], backend, timeout)
                 if mine and group is not None:
-                    self._local = group
+                    self.local = group
             for rail, members, name in self._rail_members(family, interfaces):
                 for b, v in keys:
                     options = name if self.bound and name is not None else None
@@ -170,7 +176,7 @@ class Channels:
             return None
         rail = self.rail(src, dst)
         if rail is None:
-            group = self._local
+            group = self.local
         else:
             b, v = channel(self.cluster.node(src), self.cluster.node(dst))
             plain = not self.bound and self.backend == "gloo"

@@ -22,6 +22,7 @@ from moeyard.runtime.faults import Flaw, Mismatch
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "length")
 HEAD = len(FIELDS) + 3
+DIRECT = 32  # ranks that gather all to all
 KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
 DTYPES: dict[torch.dtype, int] = {
     dtype: i
@@ -113,10 +114,8 @@ class Control:
 
     def agree_digest(self, digest: int) -> Callable[[], None]:
         """Start comparing one number; call the result to finish: Mismatch unless it is equal on all ranks."""
-        mine = torch.tensor([digest], dtype=torch.int64)
-        out = torch.empty(self.size, dtype=torch.int64)
         try:
-            work = self.group._allgather_base(out, mine)
+            out, work = self._start(torch.tensor([digest], dtype=torch.int64))
         except RuntimeError as error:
             raise self._lost(str(error)) from error
 
@@ -125,7 +124,7 @@ class Control:
                 work.wait()
             except RuntimeError as error:
                 raise self._lost(str(error)) from error
-            found = out.numpy()
+            found = out.numpy()[:, 0]
             if (found != found[0]).any():
                 a, b = odd_pair(found)
                 raise Mismatch(
@@ -137,15 +136,24 @@ class Control:
 
     def gather(self, values: IntArray) -> IntArray:
         """[rank, value]. Lengths must agree."""
-        mine = torch.from_numpy(np.ascontiguousarray(values))
-        out = torch.empty((self.size, len(values)), dtype=torch.int64)
         try:
-            self.group._allgather_base(out.view(-1), mine).wait()
+            out, work = self._start(torch.from_numpy(np.ascontiguousarray(values)))
+            work.wait()
         except RuntimeError as error:
             raise self._lost(str(error)) from error
         return out.numpy()
 
+    def _start(self, mine: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """gloo gathers round a ring, one latency a rank; a few ranks are quicker all to all, in one."""
+        out = torch.empty((self.size, len(mine)), dtype=torch.int64)
+        if self.size <= DIRECT:
+            return out, self.group.alltoall_base(out, mine.repeat(self.size, 1), [], [])
+        return out, self.group._allgather_base(out.view(-1), mine)
+
     def _check(self, frames: IntArray) -> None:
+        n = len(FIELDS)
+        if not frames[:, n].any() and (frames[:, :n] == frames[0, :n]).all():
+            return
         flawed = np.flatnonzero(frames[:, len(FIELDS)])
         for i, field in enumerate(FIELDS[:2]):  # a rank in another call has other arguments: say that first
             self._compare(frames, i, field)

@@ -141,7 +141,7 @@ def dispatch(
     plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
     route = _route(yard, hosts, served, demand, plan, order, (tokens, top_k), x_TD.device)
     rows = Spread.apply(x_TD, route.sent, route.unsent, top_k)  # type: ignore[no-untyped-call]
-    arrived = send_rows(rows, plan, yard)
+    arrived = send_rows(rows, plan, yard, agreed=True)
     return permute(arrived, route.grouped, route.ungrouped), route
 
 

@@ -178,22 +178,63 @@ class Pending:
             self._done()
 
 
-def start(yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> Pending:
+def start(
+    yard: Yard,
+    plan: Plan,
+    backward: bool,
+    output: torch.Tensor,
+    source: torch.Tensor,
+    *,
+    agreed: bool = False,
+) -> Pending:
     """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
     tag = yard.next_tag(plan, backward)
     if source.device.type == "cuda":
         from moeyard.runtime.streams import start_on_streams
 
         return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))
+    if agreed and plan.at_once:
+        return _all_at_once(yard, plan, backward, as_rows(output), as_rows(source))
     flight = Flight(yard, plan, backward, as_rows(output), as_rows(source), tag)
     future = yard.flights.submit(flight.run)
     return Pending(future.result)
 
 
-def exchange(yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
-    """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream)."""
-    if source.device.type == "cuda":
-        start(yard, plan, backward, output, source).wait()
+def exchange(
+    yard: Yard,
+    plan: Plan,
+    backward: bool,
+    output: torch.Tensor,
+    source: torch.Tensor,
+    *,
+    agreed: bool = False,
+) -> None:
+    """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
+
+    agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
+    """
+    if source.device.type == "cuda" or (agreed and plan.at_once):
+        start(yard, plan, backward, output, source, agreed=agreed).wait()
         return
     tag = yard.next_tag(plan, backward)
     Flight(yard, plan, backward, as_rows(output), as_rows(source), tag).run()
+
+
+def _all_at_once(yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows) -> Pending:
+    """A plan of one node has one stage of whole blocks: the backend's own all-to-all is that stage."""
+    if yard.observer is not None:
+        steps = plan.steps(backward)
+        for message in steps.steps[0].sends if steps.steps else ():
+            yard.observer(steps.steps[0].number, yard.rank, message.peer, message.rows, None)
+    sent, received = (
+        (plan.output_splits, plan.input_splits) if backward else (plan.input_splits, plan.output_splits)
+    )
+    work = yard.channels.local.alltoall_base(output, source, received, sent)
+
+    def finish() -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise yard.lost(str(error)) from error
+
+    return Pending(finish)

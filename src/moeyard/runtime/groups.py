@@ -113,7 +113,9 @@ class Yard:
         fellows = sorted({tuple(view["dense"]) for view in views.values()})
         control: dict[tuple[int, ...], Any] = {f: make_group(f, "gloo", self.timeout) for f in families}
         self.control = Control(control[tuple(self.ranks)], self.size, self.lost)
-        self.channels = Channels(families, self.rank, self.cluster, self.backend, self.timeout, interfaces)
+        self.channels = Channels(
+            families, self.rank, self.cluster, self.backend, self.timeout, interfaces, self.control.group
+        )
         self._extra: list[dist.ProcessGroup] = [self.control.group]
         self.dense_group = self.dense_control = None
         self.data_group = None

@@ -135,6 +135,12 @@ class Plan:
     def backward(self) -> Steps:
         return Steps(lower(self.schedule.reversed(), self.rank))
 
+    @property
+    def at_once(self) -> bool:
+        """One stage inside one node: every block whole, from origin to target, all together."""
+        cluster = self.schedule.cluster
+        return cluster.nodes == 1 < cluster.ranks_per_node and self.schedule.num_stages == 1
+
     def steps(self, backward: bool) -> Steps:
         return self.backward if backward else self.forward
 

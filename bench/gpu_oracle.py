@@ -1,0 +1,258 @@
+"""Eight NCCL ranks on one GPU against one process: outputs, loss, gradients and clip norm in float32 and bf16.
+
+    PYTHONPATH=src python bench/gpu_oracle.py [--ranks 8] [--limit 240]
+
+NCCL refuses two ranks on one GPU unless they look like different hosts, so each gets its own NCCL_HOSTID; it is a test of
+every code path, not of speed. Outside the one wait for the counts the host never waits for the device: the steps run under
+torch.cuda.set_sync_debug_mode("error"). Prints a table; exit status 1 if a line fails, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 128, 20, 4, 96
+TOLERANCE = {"float32": 2e-4, "bfloat16": 6e-2}
+
+
+def shares(ranks, seed):
+    """Unequal tokens per rank, none on rank 1."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(0 if rank == 1 else TOKENS + 7 * rank, HIDDEN, generator=generator, dtype=torch.float64)
+        for rank in range(ranks)
+    ]
+
+
+def weights(seed):
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "router": (EXPERTS, HIDDEN),
+        "gate_up": (EXPERTS, 2 * INNER, HIDDEN),
+        "down": (EXPERTS, HIDDEN, INNER),
+    }
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
+        for name, shape in shapes.items()
+    }
+
+
+def one_process(x, given, index):
+    """Plain loop over all experts in the dtype of `x`; the choices are given, so that rounding cannot change them."""
+    import torch
+    from torch.nn import functional
+
+    router, gate_up, down = (given[name].detach().requires_grad_() for name in ("router", "gate_up", "down"))
+    probabilities = torch.softmax(functional.linear(x.float(), router.float()), -1)
+    picked = probabilities.gather(1, index)
+    picked = picked / picked.sum(-1, keepdim=True)
+    y = torch.zeros_like(x, dtype=torch.float32)
+    for e in range(EXPERTS):
+        token, choice = torch.nonzero(index == e, as_tuple=True)
+        gate, up = (x[token] @ gate_up[e].T).chunk(2, -1)
+        out = (functional.silu(gate) * up) @ down[e].T
+        y = y.index_add(0, token, out * picked[token, choice].unsqueeze(-1))
+    loss = (y.to(x.dtype).float() ** 2).sum() / len(x)
+    grads = torch.autograd.grad(loss, (router, gate_up, down))
+    return y, loss.detach(), dict(zip(("router", "gate_up", "down"), grads, strict=True))
+
+
+def run(rank, options, folder, out):
+    os.environ |= {
+        "NCCL_HOSTID": f"host{rank}",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_IB_DISABLE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "LOCAL_RANK": "0",
+    }
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    import moeyard as my
+    import moeyard.runtime as yr
+
+    torch.cuda.set_device(0)
+    store = dist.FileStore(f"{folder}/store", options.ranks)
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=options.limit)
+    )
+    cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
+    rows = []
+    with yr.Yard(cluster=cluster, timeout=options.limit) as yard:
+        for dtype in (torch.float32, torch.bfloat16):
+            for scheduler in options.schedulers:
+                for planner in ("static", "quota"):
+                    yard.scheduler, yard.planner, yard.slots = scheduler, planner, 1
+                    yard.policy = "quota" if planner == "quota" else "auto"
+                    yard.set_cluster(cluster)
+                    rows.append(case(yard, dtype, scheduler, planner, rank, options.ranks))
+                    if rank == 0:
+                        print(rows[-1], file=out, flush=True)
+    dist.destroy_process_group()
+
+
+def case(yard, dtype, scheduler, planner, rank, ranks):
+    """One line of the table: largest relative error of each quantity over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    import moeyard.runtime as yr
+
+    device = torch.device("cuda", 0)
+    given = {name: value.to(device, dtype) for name, value in weights(1).items()}
+    parts = [part.to(device, dtype) for part in shares(ranks, 2)]
+    whole = torch.cat(parts)
+    logits = torch.nn.functional.linear(whole.float(), given["router"].float())
+    logits[:, 0] += 2.0  # a hot expert, so that replicas pay
+    index = torch.topk(logits, TOP_K).indices
+    y, loss, grads = one_process(whole, given, index)
+
+    start = sum(len(part) for part in parts[:rank])
+    mine, chosen = parts[rank], index[start : start + len(parts[rank])]
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(given["router"].clone())
+
+        def forward(self, x):
+            scores = torch.nn.functional.linear(x.float(), self.weight.float())
+            probabilities = torch.softmax(scores, -1)
+            picked = probabilities.gather(1, chosen)
+            return yr.RouterState(probabilities, chosen, picked / picked.sum(-1, keepdim=True))
+
+    layer = yr.MoELayer(HIDDEN, INNER, EXPERTS, TOP_K, yard, router=Fixed(), dtype=dtype)
+    layer.load_logical(given["gate_up"], given["down"])
+    layer(mine)  # first use allocates
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = layer(mine)
+        share = (result.float() ** 2).sum() / len(whole)
+        share.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    yr.sync_gradients(layer, yard)
+    norm = yr.clip_grad_norm_(layer, 1e9, yard)
+    total = share.detach().clone()
+    dist.all_reduce(total)
+    expected_norm = torch.sqrt(sum((grad.double() ** 2).sum() for grad in grads.values()))
+    errors = [
+        relative(result.float(), y[start : start + len(mine)]),
+        abs(float(total - loss)) / float(loss),
+        relative(layer.router.weight.grad, grads["router"]),
+        relative(layer.gate_up.grad, grads["gate_up"][layer.own]),
+        relative(layer.down.grad, grads["down"][layer.own]),
+        abs(float(norm - expected_norm)) / float(expected_norm),
+    ]
+    worst = torch.tensor(errors, device=device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    name = str(dtype).removeprefix("torch.")
+    grouped = yr.grouped_matmul_fits(mine.new_empty(1, HIDDEN), layer.gate_up) if len(layer.own) else True
+    fine = bool((worst <= TOLERANCE[name]).all()) and grouped
+    figures = "  ".join(f"{value:8.1e}" for value in worst.tolist())
+    return f"{name:9} {scheduler:7} {planner:7} {figures}  {'grouped' if grouped else 'loop':8} {'ok' if fine else 'FAIL'}"
+
+
+def relative(a, b):
+    if b.numel() == 0:
+        return 0.0
+    return float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-6))
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for everything")
+    parser.add_argument(
+        "--schedulers", nargs="+", default=["auto", "direct", "rails", "fast", "shunt", "ecmp"]
+    )
+    options = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device here; run this on a machine with one GPU", file=sys.stderr)
+        sys.exit(2)
+    print(
+        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {options.ranks} NCCL ranks as 2 nodes"
+    )
+    print(
+        "dtype     scheduler planner  output    loss      router    gate_up   down      norm      experts",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines"
+        lines.touch()
+        command = [sys.executable, __file__, "--ranks", str(options.ranks), "--limit", str(options.limit)]
+        command += ["--schedulers", *options.schedulers]
+        import subprocess
+
+        children = [
+            subprocess.Popen(command, env=os.environ | {"MOEYARD_RANK": str(rank), "MOEYARD_FOLDER": folder})
+            for rank in range(options.ranks)
+        ]
+        end = time.monotonic() + options.limit
+        while any(child.poll() is None for child in children) and time.monotonic() < end:
+            if any(child.poll() for child in children):
+                end = min(end, time.monotonic() + 20)  # the others wait for one that failed
+            time.sleep(0.2)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        codes = [child.returncode for child in children]
+        text = lines.read_text()
+    cases = 4 * len(options.schedulers)
+    good = text.count(" ok\n")
+    print(f"{good} of {cases} lines hold; ranks left with {codes}")
+    sys.exit(0 if good == cases and not any(codes) else 1)
+
+
+def rank_main():
+    folder, rank = os.environ["MOEYARD_FOLDER"], int(os.environ["MOEYARD_RANK"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--limit", type=float)
+    parser.add_argument("--schedulers", nargs="+")
+
+    class Both:
+        """To the screen and to the file that the parent counts."""
+
+        def __init__(self):
+            self.file = (Path(folder) / "lines").open("a")
+
+        def write(self, text):
+            sys.stdout.write(text)
+            self.file.write(text)
+
+        def flush(self):
+            sys.stdout.flush()
+            self.file.flush()
+
+    code = 1
+    try:
+        run(rank, parser.parse_args(), folder, Both())
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    rank_main() if "MOEYARD_RANK" in os.environ else main()
