@@ -67,6 +67,22 @@ def one_process(x, given, index):
     return y, loss.detach(), dict(zip(("router", "gate_up", "down"), grads, strict=True))
 
 
+def prepare(options):
+    """Compile the planning kernels once, into the cache, before eight ranks ask for them at once."""
+    import numpy as np
+
+    import moeyard as my
+
+    rng = np.random.default_rng(0)
+    cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
+    for name in options.schedulers:
+        made = my.schedule(cluster, my.Traffic(rng.integers(0, 9, (options.ranks, options.ranks)), 64), name)
+        my.lower(made, 0), my.lower(made.reversed(), 0)
+    demand = my.Demand(rng.integers(0, 9, (options.ranks, EXPERTS)))
+    for planner, policy in (("static", "auto"), ("quota", "quota")):
+        my.assign(cluster, demand, my.place(cluster, demand, planner, 1), policy)
+
+
 def run(rank, options, folder, out):
     os.environ |= {
         "NCCL_HOSTID": f"host{rank}",
