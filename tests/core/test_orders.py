@@ -60,12 +60,20 @@ def test_heavy_matchings_hold_every_pair_once(rows, step):
 def test_the_open_shop_list_starts_each_message_when_both_ends_are_free(rows):
     pieces = np.minimum(rows, 2)
     seconds = np.where(rows > 0, rows / np.maximum(pieces, 1) + 3.0, 0.0)
-    src, dst, piece, makespan = orders.open_shop(seconds, pieces, 0.001)
-    out_free, in_free, seen = np.zeros(len(rows)), np.zeros(len(rows)), np.zeros_like(rows)
-    for k, f, p in zip(src, dst, piece, strict=True):
-        assert seen[k, f] == p
+    stage, src, dst, lo, hi, makespan = orders.open_shop(seconds, pieces, rows, 0.001)
+    out_free, in_free, seen, moved = (
+        np.zeros(len(rows)),
+        np.zeros(len(rows)),
+        np.zeros_like(rows),
+        np.zeros_like(rows),
+    )
+    for k, f, first, last in zip(src, dst, lo, hi, strict=True):
+        assert moved[k, f] == first < last
+        moved[k, f] = last
         seen[k, f] += 1
         out_free[k] = in_free[f] = max(out_free[k], in_free[f]) + seconds[k, f]
+    assert (moved == rows).all()
+    assert (stage == np.arange(len(src))).all()
     assert (seen == pieces).all()
     assert makespan == pytest.approx(max(out_free.max(), in_free.max()))
     work = seconds * pieces

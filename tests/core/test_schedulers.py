@@ -208,3 +208,11 @@ def test_unknown_schedulers_and_wrong_sizes_are_named():
         my.InvalidTraffic, match="traffic is between 3 ranks, but the cluster has 2 nodes x 2 = 4"
     ):
         my.schedule(cluster, Traffic(np.ones((3, 3), int), 8))
+
+
+def test_more_rows_than_a_plan_can_count_are_refused():
+    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
+    rows = np.zeros((4, 4), np.int64)
+    rows[0, 3] = 2**40
+    with pytest.raises(my.InvalidTraffic, match="1099511627776 rows must go from node 0 to node 1"):
+        my.schedule(cluster, Traffic(rows, 8), "fast")

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.errors import InvalidSchedule
+from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.kernels.lanes import UNIT, lane_part, pair_sums
 from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
 from moeyard.kernels.stages import assemble, staged_form
@@ -20,6 +20,8 @@ from moeyard.traffic import Traffic
 Wire = tuple[
     IntArray, IntArray, IntArray, IntArray, IntArray
 ]  # wire stage, k, f, lo, hi of messages in issue order
+
+MOST = 2**31  # rows of a node pair: their products must fit 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,11 @@ class Pairs:
     @classmethod
     def of(cls, cluster: Cluster, traffic: Traffic) -> Pairs:
         rows, by_origin, by_target, first, k, f = pair_sums(traffic.rows, cluster.nodes, cluster.lanes[1])
+        if rows.max() >= MOST:
+            k, f = np.unravel_index(int(rows.argmax()), rows.shape)
+            raise InvalidTraffic(
+                f"{rows[k, f]} rows must go from node {k} to node {f}, but plans count at most {MOST - 1}; use larger rows"
+            )
         if k >= 0:
             raise InvalidSchedule(
                 f"{rows[k, f]} rows must go from node {k} to node {f}, but no nic lives on "

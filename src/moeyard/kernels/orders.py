@@ -213,9 +213,9 @@ def heavy_matchings(work_NN, step):
 
 
 @njit(cache=True)
-def open_shop(seconds_NN, pieces_NN, lookahead):
-    """Pairs with work, each in `pieces` messages of `seconds` each, as (k, f, piece) in an order without barriers, and its
-    makespan.
+def open_shop(seconds_NN, pieces_NN, rows_NN, lookahead):
+    """Pairs with work, each in `pieces` messages of `seconds` each, as wire messages (stage, k, f, lo, hi) in an order
+    without barriers, and its makespan.
 
     The sender that is free first goes on with the receiver at which it can start first; a start may be later by
     `lookahead` times what that receiver has more to receive, and the message is longer.
@@ -226,7 +226,8 @@ def open_shop(seconds_NN, pieces_NN, lookahead):
     pending = pieces_NN.copy()
     count = pending.sum(axis=1)
     total = count.sum()
-    src, dst, piece = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    src, dst = np.empty(total, np.int64), np.empty(total, np.int64)
+    lo, hi = np.empty(total, np.int64), np.empty(total, np.int64)
     for n in range(total):
         k = -1
         for i in range(nodes):
@@ -246,10 +247,12 @@ def open_shop(seconds_NN, pieces_NN, lookahead):
         out_free[k], in_free[chosen] = end, end
         out_left[k] -= seconds_NN[k, chosen]
         in_left[chosen] -= seconds_NN[k, chosen]
-        src[n], dst[n], piece[n] = k, chosen, pieces_NN[k, chosen] - pending[k, chosen]
+        rows, pieces = rows_NN[k, chosen], pieces_NN[k, chosen]
+        piece = pieces - pending[k, chosen]
+        src[n], dst[n], lo[n], hi[n] = k, chosen, rows * piece // pieces, rows * (piece + 1) // pieces
         pending[k, chosen] -= 1
         count[k] -= 1
-    return src, dst, piece, max(out_free.max(), in_free.max())
+    return np.arange(total), src, dst, lo, hi, max(out_free.max(), in_free.max())
 
 
 @njit(cache=True)
@@ -339,3 +342,18 @@ def wave_cuts(head, tail, finest):
             last = cut
             count += 1
     return cuts[:count].copy()
+
+
+@njit(cache=True)
+def in_pieces(crossing_NN, rows_NN, longest, latency):
+    """Into how many messages each pair goes so that none takes longer than `longest`, and how long each takes, latency
+    included; zero for pairs without rows."""
+    pieces = np.zeros(rows_NN.shape, np.int64)
+    seconds = np.zeros(rows_NN.shape)
+    for k in range(len(rows_NN)):
+        for f in range(len(rows_NN)):
+            if rows_NN[k, f] > 0:
+                n = np.int64(np.ceil(crossing_NN[k, f] / longest))
+                pieces[k, f] = min(max(n, 1), rows_NN[k, f])
+                seconds[k, f] = crossing_NN[k, f] / pieces[k, f] + latency
+    return pieces, seconds

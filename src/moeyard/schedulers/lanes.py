@@ -14,6 +14,7 @@ from moeyard.kernels.orders import (
     birkhoff,
     heavy_matchings,
     in_list_order,
+    in_pieces,
     list_makespan,
     open_shop,
     shifts,
@@ -119,22 +120,17 @@ def shunt_orders(pairs: Pairs) -> list[Lanes]:
     latency, nodes = cluster.scale_out.latency, len(rows)
     if nodes < 2:
         return [_chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))]
-    crossing = pairs.seconds_NN
-    seconds = np.where(rows > 0, crossing + latency, 0.0)
-    src, dst, _, best = open_shop(seconds, (rows > 0).astype(np.int64), 0.001)
+    crossing, busiest = pairs.seconds_NN, pairs.busiest
+    once, seconds = in_pieces(crossing, rows, math.inf, latency)
+    *wire, best = open_shop(seconds, once, rows, 0.001)
     perms = heavy_matchings(seconds, 0.93)
     if list_makespan(perms, seconds) < best:
-        orders = [_chained(pairs, in_list_order(perms, rows, 0))]
-    else:
-        orders = [_chained(pairs, (np.arange(len(src)), src, dst, np.zeros_like(src), rows[src, dst]))]
+        wire = in_list_order(perms, rows, 0)
+    orders = [_chained(pairs, wire)]
 
-    busiest = pairs.busiest
     if crossing.max() > busiest / PIECES:  # large pairs in pieces, so that balance and spread keep pace
-        parts = np.minimum(np.ceil(crossing * (PIECES / busiest)).astype(np.int64), rows)
-        each = np.where(parts > 0, crossing / np.maximum(parts, 1) + latency, 0.0)
-        src, dst, piece, _ = open_shop(each, parts, 0.001)
-        n, p = rows[src, dst], parts[src, dst]
-        orders.append(_chained(pairs, (np.arange(len(src)), src, dst, n * piece // p, n * (piece + 1) // p)))
+        pieces, each = in_pieces(crossing, rows, busiest / PIECES, latency)
+        orders.append(_chained(pairs, open_shop(each, pieces, rows, 0.001)[:5]))
 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
