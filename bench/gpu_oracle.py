@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 128, 20, 4, 96
-TOLERANCE = {"float32": 2e-4, "bfloat16": 6e-2}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def shares(ranks, seed):
@@ -89,8 +90,8 @@ def run(rank, options, folder, out):
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "LOCAL_RANK": "0",
     }
+    warnings.filterwarnings("ignore", message="Synchronization debug mode")
     from datetime import timedelta
 
     import torch
@@ -177,7 +178,8 @@ def case(yard, dtype, scheduler, planner, rank, ranks):
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     name = str(dtype).removeprefix("torch.")
     grouped = yr.grouped_matmul_fits(mine.new_empty(1, HIDDEN), layer.gate_up) if len(layer.own) else True
-    fine = bool((worst <= TOLERANCE[name]).all()) and grouped
+    # torch's grouped matmul for float32 waits for the device; the layer's own loop does not.
+    fine = bool((worst <= TOLERANCE[name]).all()) and (grouped or dtype == torch.float32)
     figures = "  ".join(f"{value:8.1e}" for value in worst.tolist())
     return f"{name:9} {scheduler:7} {planner:7} {figures}  {'grouped' if grouped else 'loop':8} {'ok' if fine else 'FAIL'}"
 
@@ -185,6 +187,7 @@ def case(yard, dtype, scheduler, planner, rank, ranks):
 def relative(a, b):
     if b.numel() == 0:
         return 0.0
+    a, b = a.detach(), b.detach()
     return float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-6))
 
 

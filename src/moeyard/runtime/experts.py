@@ -23,15 +23,23 @@ _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def grouped_matmul_fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    """torch has a grouped matmul, and it takes these: not float64, strides of 16 bytes, at least one row and expert."""
-    return (
+    """torch has a grouped matmul, and it takes these: not float64, strides of 16 bytes, at least one row and expert.
+
+    On CUDA its kernel is for bf16 on Hopper and datacenter Blackwell; for others it falls back to a loop that waits for the
+    device to read the group sizes. Our loop knows them on the host.
+    """
+    if not (
         hasattr(functional, "grouped_mm")
         and rows.dtype in _GROUPED
         and rows.dtype == weight.dtype
         and len(rows) > 0
         and len(weight) > 0
         and all(n * rows.element_size() % 16 == 0 for n in weight.shape[1:])
-    )
+    ):
+        return False
+    if rows.device.type != "cuda":
+        return True
+    return rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
 
 
 class GroupedLinear(torch.autograd.Function):
