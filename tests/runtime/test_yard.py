@@ -1,0 +1,77 @@
+"""The yard itself: how it finds the cluster, how it closes, what it keeps."""
+
+import pytest
+from harness import launch
+
+torch = pytest.importorskip("torch")
+
+import moeyard as my  # noqa: E402
+from moeyard.runtime.buffers import Arena, Workspace  # noqa: E402
+from moeyard.runtime.channels import channel  # noqa: E402
+from moeyard.runtime.plans import PlanCache, cluster_digest, plan_digest  # noqa: E402
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+
+
+def test_detection_meshes_closing_rails_and_measuring():
+    assert launch("yard_cases:basics", 4, 100) == ["all"] * 4
+
+
+def test_memory_stays_flat_over_changing_traffic():
+    for early, late in launch("yard_cases:memory", 4, 100, steps=150):
+        assert late - early < 8e6, f"{early / 1e6:.1f} -> {late / 1e6:.1f} MB"
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 8, 40])
+def test_in_a_channel_a_node_only_sends_or_only_receives(nodes):
+    roles = {}
+    for src in range(nodes):
+        for dst in set(range(nodes)) - {src}:
+            for node, role in ((src, "sends"), (dst, "receives")):
+                assert roles.setdefault((channel(src, dst), node), role) == role
+    assert len({key for key, _ in roles}) == 2 * (nodes - 1).bit_length()
+
+
+def test_a_plan_digest_tells_plans_apart_without_their_transfers():
+    cluster = my.Cluster(2, 2, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5))
+    rows = [[0, 3, 5, 1], [2, 0, 4, 4], [1, 1, 0, 9], [6, 2, 3, 0]]
+    digests = {
+        plan_digest(my.schedule(cluster, my.Traffic(rows, size), name))
+        for size in (8, 16)
+        for name in ("direct", "ecmp", "fast", "shunt")
+    }
+    assert len(digests) == 8
+    again = my.schedule(cluster.but(name="another name"), my.Traffic(rows, 8), "fast")
+    assert plan_digest(again) in digests
+    assert cluster_digest(cluster) != cluster_digest(cluster.but(rails=[[1, 0], [1, 1]]))
+
+
+def test_the_plan_cache_keeps_what_was_used_last():
+    cache = PlanCache(room=2)
+    for key in (b"a", b"b"):
+        cache.put(key, key)
+    assert cache.get(b"a") == b"a"
+    cache.put(b"c", b"c")
+    assert cache.get(b"b") is None
+    assert (len(cache), cache.hits, cache.misses) == (2, 1, 1)
+
+
+def test_an_arena_lends_a_buffer_to_one_at_a_time_and_grows():
+    arena, cpu = Arena(), torch.device("cpu")
+    first, second = arena.take(100, cpu), arena.take(50, cpu)
+    assert first.data_ptr() != second.data_ptr()
+    arena.give(first), arena.give(second)
+    assert arena.take(90, cpu).data_ptr() == first.data_ptr()
+    arena.take(1000, cpu)
+    assert arena.held_bytes == 0
+
+
+def test_a_workspace_grows_and_then_belongs_to_nobody():
+    workspace, cpu = Workspace(), torch.device("cpu")
+    small = workspace.take("w", (2, 3), torch.float32, cpu)
+    workspace.owner = "someone"
+    assert workspace.take("w", (3, 2), torch.float32, cpu).data_ptr() == small.data_ptr()
+    assert workspace.owner == "someone"
+    workspace.take("w", (20, 3), torch.float32, cpu)
+    assert workspace.owner is None
+    assert workspace.held_bytes == 240

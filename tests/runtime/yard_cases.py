@@ -1,0 +1,117 @@
+"""What the ranks do in test_yard.py."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from exchange_cases import cluster_of, one_exchange, traffics
+from exchange_cases import prepare as prepare_schedulers
+from torch.distributed.device_mesh import init_device_mesh
+
+import moeyard as my
+import moeyard.runtime as yr
+
+
+def prepare():
+    prepare_schedulers()
+    cluster = cluster_of(2, 2)
+    demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, 8)))
+    my.assign(cluster, demand, my.place(cluster, demand, "quota", 1), "quota")
+
+
+def basics(rank, world):
+    """Detection, meshes, closing, bound rails, measuring. Returns the names of what was checked."""
+    rows = traffics(world, 1)["dense"]
+    with yr.Yard(timeout=30) as yard:
+        assert (yard.cluster.nodes, yard.cluster.ranks_per_node) == (1, world)
+        one_exchange(yard, rows)
+    os.environ["GROUP_RANK"] = str(rank // 2)
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("ep",))
+    with yr.Yard(mesh, timeout=30) as yard:
+        assert (yard.cluster.nodes, yard.cluster.ranks_per_node) == (world // 2, 2)
+        one_exchange(yard, rows)
+    os.environ["GROUP_RANK"] = str(rank % 2)
+    with pytest.raises(my.InvalidCluster, match="node by node"):
+        yr.Yard(timeout=30)
+    del os.environ["GROUP_RANK"]
+    with pytest.raises(my.InvalidCluster, match="the cluster 2 nodes x 4 = 8"):
+        yr.Yard(cluster=cluster_of(2, 4), timeout=30)
+    with pytest.raises(my.UnknownName, match="did you mean 'fast'"):
+        yr.Yard(scheduler="fats")
+    yard = yr.Yard(cluster=cluster_of(2, world // 2), timeout=30)
+    yard.close()
+    yard.close()
+    with pytest.raises(yr.RankLost, match="closed"):
+        one_exchange(yard, rows)
+    dist.barrier()
+    bound_rails(world)
+    measured(world)
+    return "all"
+
+
+def bound_rails(world):
+    """Rails on interfaces: a cross-rail message rides a rail that lives at both ends."""
+    per, seen = world // 2, []
+    with yr.Yard(
+        cluster=cluster_of(2, per),
+        interfaces=["lo"] * per,
+        scheduler="direct",
+        timeout=30,
+        observer=lambda stage, src, dst, count, rail: seen.append((src, dst, rail)),
+    ) as yard:
+        rows = traffics(world, 2)["dense"] + 1
+        one_exchange(yard, rows)
+        assert {rail for _, _, rail in seen} == {None, *range(per)}
+        seen.clear()
+        yard.mark_dead(1, 0)
+        one_exchange(yard, rows)
+        assert all(rail != 0 for _, _, rail in seen)
+        with pytest.raises(my.InvalidCluster, match="no nic 9"):
+            yard.mark_dead(0, 9)
+    with pytest.raises(my.InvalidCluster, match="one per rail"):
+        yr.Yard(cluster=cluster_of(2, per), interfaces=["lo"], timeout=30)
+
+
+def measured(world):
+    with yr.Yard(cluster=cluster_of(2, world // 2), timeout=30) as yard:
+        layer = yr.MoELayer(16, 32, 6, 2, yard)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), layer)
+        x = torch.randn(20, 16)
+        spec = yr.measure(model, yard, step=lambda: model(x).sum().backward(), rows=64, repeat=3)
+        assert (spec.row_bytes, spec.expert_bytes, spec.layers) == (64, 3 * 16 * 32 * 4, 1)
+        assert 1e6 < spec.flops < 1e13
+        cluster = yr.measure_links(yard, repeat=3)
+        everyone = [None] * world
+        dist.all_gather_object(everyone, (spec, cluster.scale_up, cluster.scale_out))
+        assert everyone == [everyone[0]] * world
+        yard.set_cluster(cluster)
+        one_exchange(yard, traffics(world, 3)["dense"])
+        with pytest.raises(my.InvalidModel, match="no MoELayer"):
+            yr.measure(torch.nn.Linear(2, 2), yard)
+
+
+def memory(rank, world, steps):
+    """Resident bytes after a fifth of the steps and at the end; traffic changes every step, relays included."""
+    rng = np.random.default_rng(0)
+    early = 0
+    options = {"scheduler": "fast", "planner": "quota", "slots": 1, "policy": "quota"}
+    with yr.Yard(cluster=cluster_of(2, world // 2), timeout=60, **options) as yard:
+        layer = yr.MoELayer(32, 32, 8, 2, yard)
+        for step in range(steps):
+            x = torch.randn(int(rng.integers(1, 200)), 32, requires_grad=True)
+            layer(x).sum().backward()
+            layer.zero_grad()
+            if step == steps // 5:
+                early = resident()
+        assert len(yard.plans) <= yard.plans.room
+    return early, resident()
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
