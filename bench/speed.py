@@ -61,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 320, 1024])
     parser.add_argument("--repeat", type=int, default=21)
+    parser.add_argument("--document", action="store_true", help="write the table of docs/scheduling.md")
     parser.add_argument(
         "--append", action="store_true", help="append the figures to bench/results/speed.jsonl"
     )

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.errors import InvalidCluster
-from moeyard.kernels.lanes import lane_table
+from moeyard.kernels.lanes import UNIT, lane_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,12 @@ class Cluster:
         """For each node pair and nic of the sender: the nic it enters the receiver by (-1: none), and its weight."""
         to, weight = lane_table(self.rails)
         return frozen(to), frozen(weight)
+
+    @cached_property
+    def capacity_NN(self) -> FloatArray:
+        """Of each node pair's lanes together, in healthy nics; never zero."""
+        capacity: FloatArray = np.maximum(self.lanes[1].sum(axis=2), 1) / UNIT
+        return frozen(capacity)
 
     @cached_property
     def alike(self) -> bool:

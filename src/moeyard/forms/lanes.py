@@ -10,7 +10,7 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
-from moeyard.kernels.lanes import UNIT, lane_part, pair_sums
+from moeyard.kernels.lanes import lane_part, pair_sums
 from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
 from moeyard.kernels.stages import assemble, staged_form
 from moeyard.kernels.tables import sort_transfers
@@ -53,18 +53,13 @@ class Pairs:
     @property
     def capacity_NN(self) -> FloatArray:
         """Of each pair's lanes together, in healthy nics; never zero."""
-        capacity: FloatArray = np.maximum(self.cluster.lanes[1].sum(axis=2), 1) / UNIT
-        return capacity
+        return self.cluster.capacity_NN
 
     @cached_property
     def seconds_NN(self) -> FloatArray:
         """Each pair alone on the wire, without latency."""
-        per_row = self.traffic.row_bytes / self.cluster.scale_out.bandwidth
-        if self.cluster.alike:  # the same, without a sum over the lanes
-            per_row /= self.cluster.nics_per_node * float(self.cluster.rails[0, 0])
-            seconds: FloatArray = self.rows_NN * np.float64(per_row)
-        else:
-            seconds = self.rows_NN * np.float64(per_row) / self.capacity_NN
+        per_row = np.float64(self.traffic.row_bytes / self.cluster.scale_out.bandwidth)
+        seconds: FloatArray = self.rows_NN * per_row / self.capacity_NN
         return seconds
 
     @cached_property
@@ -95,7 +90,14 @@ class Pairs:
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
         early, late, finest, common = scale_up_ratios(
-            self.rows_NN, self.by_target, self.loads, up, out, latency
+            self.rows_NN,
+            self.by_origin,
+            self.by_target,
+            self.capacity_NN,
+            cluster.carrier_M,
+            up,
+            out,
+            latency,
         )
         return early, late, finest, common
 

@@ -52,53 +52,59 @@ def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carr
 
 
 @njit(cache=True)
-def scale_up_ratios(rows_NN, by_target, loads, row_up, row_out, latency):
-    """Per node: time inside the node over time on the wire, of what it balances and of what it spreads, on the whole or for
-    the worst pair with a sixteenth of its rows, kept within [1/4, 1]; and the share of its rows that crosses in two
-    latencies, at least 1/48. Last the same three for batches common to all nodes: a node's ratio counts by its share of the
-    longest time on the wire."""
-    give, take, pass_, get, lane = loads
-    nodes, _, per = give.shape
+def scale_up_ratios(rows_NN, by_origin, by_target, capacity_NN, carrier, row_up, row_out, latency):
+    """How the batches of balance and spread grow, per node, and the share of its rows in the finest of them.
+
+    A ratio is time inside the node over time on the wire, on the whole or for the worst pair with a sixteenth of the rows,
+    within [1/4, 1]. A pair counts with its busiest port; a hot target's rows come in one run, so for the length of it all are
+    for it. The finest batch crosses in two latencies, and holds at least 1/48. Last the same three for batches common to
+    all nodes: a node's ratio counts by its share of the longest time on the wire.
+    """
+    nodes, _, per = by_origin.shape
+    own = np.zeros(per, np.bool_)
+    own[carrier] = True
     send, receive = np.zeros(nodes), np.zeros(nodes)
-    balance, spread = np.zeros((nodes, 2, per)), np.zeros((nodes, 2, per))
     for k in range(nodes):
         for f in range(nodes):
             if rows_NN[k, f] > 0:
-                send[k] += rows_NN[k, f] * lane[k, f]
-                receive[f] += rows_NN[k, f] * lane[k, f]
+                send[k] += rows_NN[k, f] / capacity_NN[k, f]
+                receive[f] += rows_NN[k, f] / capacity_NN[k, f]
     early, late, wire = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
+    out, in_ = np.zeros(nodes), np.zeros(nodes)
     for k in range(nodes):
         for f in range(nodes):
             rows = rows_NN[k, f]
             if rows == 0:
                 continue
-            out, in_, hot, most = 0.0, 0.0, 0, 0.0
+            lane = rows // len(carrier)
+            hand, hot, least = 0, 0, rows
             for i in range(per):
-                balance[k, 0, i] += give[k, f, i]
-                balance[k, 1, i] += take[k, f, i]
-                spread[f, 0, i] += pass_[k, f, i]
-                spread[f, 1, i] += get[k, f, i]
-                out = max(out, give[k, f, i], take[k, f, i])
-                in_ = max(in_, pass_[k, f, i], get[k, f, i])
-                most = max(most, get[k, f, i])
-                hot = max(hot, by_target[k, f, i])
-            time = rows * lane[k, f]
+                n = by_origin[k, f, i]
+                if own[i]:
+                    if n < least:
+                        least = n
+                    n -= lane
+                if n > hand:
+                    hand = n
+                if by_target[k, f, i] > hot:
+                    hot = by_target[k, f, i]
+            hand = max(hand, lane - least)
+            time = rows / capacity_NN[k, f]
+            get = hot * (1.0 - 1.0 / len(carrier)) if len(carrier) > 1 else 1.0 * hot
+            pass_ = max(get, lane * (1.0 - 1.0 / per))
+            out[k] += hand
+            in_[f] += pass_
             if 16 * time >= send[k]:
-                early[k] = max(early[k], out / time)
+                early[k] = max(early[k], hand / time)
             if 16 * time >= receive[f]:
-                late[f] = max(late[f], in_ / time)
-                if 2 * rows < per * hot:  # a hot target's rows come in one run: for its length all are for it
-                    late[f] = max(late[f], rows * most / hot / time)
+                late[f] = max(late[f], (get * rows / hot if 2 * rows < per * hot else pass_) / time)
+    finest = 1.0
     for k in range(nodes):
-        wire[k] = max(send[k], receive[k]) * row_out
-        for i in range(per):
-            early[k] = max(early[k], max(balance[k, 0, i], balance[k, 1, i]) / max(send[k], 1e-300))
-            late[k] = max(late[k], max(spread[k, 0, i], spread[k, 1, i]) / max(receive[k], 1e-300))
-    for k in range(nodes):
-        early[k] = min(1.0, max(0.25, early[k] * row_up / row_out))
-        late[k] = min(1.0, max(0.25, late[k] * row_up / row_out))
-        wire[k] = min(1.0, max(1 / 48, 2 * latency / max(wire[k], 1e-300)))
-    finest = wire.min()
+        early[k] = max(early[k], out[k] / max(send[k], 1e-300)) * row_up / row_out
+        late[k] = max(late[k], in_[k] / max(receive[k], 1e-300)) * row_up / row_out
+        early[k], late[k] = min(1.0, max(0.25, early[k])), min(1.0, max(0.25, late[k]))
+        wire[k] = min(1.0, max(1 / 48, 2 * latency / max(max(send[k], receive[k]) * row_out, 1e-300)))
+        finest = min(finest, wire[k])
     head, tail = 0.25, 0.25
     for k in range(nodes):
         head = max(head, early[k] * finest / wire[k])

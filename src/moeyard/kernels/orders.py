@@ -290,7 +290,7 @@ def in_list_order(perms, rows_NN, group):
                     stages += 1
                 stage[n], src[n], dst[n], hi[n] = stages, k, f, rows_NN[k, f]
                 n += 1
-    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
 
 
 @njit(cache=True)
@@ -312,7 +312,7 @@ def waves(rows_NN, least_NN, cuts):
                 if first < last:
                     stage[n], src[n], dst[n], lo[n], hi[n] = w, k, f, first, last
                     n += 1
-    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
 
 
 @njit(cache=True)

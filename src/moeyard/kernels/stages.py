@@ -40,7 +40,7 @@ def matchings_in_order(perms, sizes, rows_NN, work_NN):
                 n += 1
         if n > begin:
             stages += 1
-    return stage[:n].copy(), src[:n].copy(), dst[:n].copy(), lo[:n].copy(), hi[:n].copy()
+    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
 
 
 @njit(cache=True)
@@ -225,7 +225,7 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
 
     scale_out = np.zeros(count, np.bool_)
     ptr = np.zeros(count + 1, np.int64)
-    after = np.empty(4 * len(w_src) + 3 * groups * levels + groups + 8, np.int64)
+    after = np.empty(4 * (count + groups + wires) + 8, np.int64)
     mark = np.full(count, -1, np.int64)
     last_balance, last_spread = np.full(groups, -1, np.int64), np.full(groups, -1, np.int64)
     last_out = np.full(nodes, -1, np.int64)
@@ -233,6 +233,11 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     n = 0
     for s in range(count):
         lo = n
+        need = groups + 1 + (len(feed) if kind[s] >= 0 else 3 * (wire_ptr[~kind[s] + 1] - wire_ptr[~kind[s]]))
+        if n + need > len(after):
+            longer = np.empty(2 * len(after) + need, np.int64)
+            longer[:n] = after[:n]
+            after = longer
         if kind[s] == groups:
             for g in range(groups):
                 n = _add(after, n, lo, last_balance[g], mark, s)
@@ -275,7 +280,7 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     return (
         scale_out,
         ptr,
-        after[:n].copy(),
+        after[:n],
         local,
         pair_ptr,
         m_stage,
