@@ -40,7 +40,7 @@ def launch_rounds(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments | {"rounds": rounds}))
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([os.environ.get("MOEYARD_SRC", str(SRC)), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)]),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
