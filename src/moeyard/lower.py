@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moeyard.arrays import frozen
 from moeyard.errors import InvalidSchedule, InvalidTraffic
+from moeyard.forms.lanes import Lanes
 from moeyard.kernels.lower import lower_tables
 from moeyard.program import INPUT, OUTPUT, RELAY, Program
 from moeyard.schedule import Schedule
@@ -19,16 +20,20 @@ def lower(schedule: Schedule, rank: int) -> Program:
     """The part of one rank. Builds nothing for the others."""
     if not 0 <= rank < schedule.traffic.num_ranks:
         raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
-    sends, receives = schedule.sends(rank), schedule.receives(rank)
     stages = schedule.stages
-    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = (
-        lower_tables(
-            sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
+    if (
+        isinstance(schedule.form, Lanes) and not schedule.backward
+    ):  # the same in one call: this is on the critical path
+        lowered = schedule.form.lowered(rank)
+    else:
+        tables = schedule.sends(rank), schedule.receives(rank)
+        lowered = lower_tables(
+            *tables, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
         )
-    )
+    own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lowered
     input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:
-        stage, _, dst, origin, target, start, count = sends[lost].tolist()
+        stage, _, dst, origin, target, start, count = schedule.sends(rank)[lost].tolist()
         raise InvalidSchedule(
             f"stage {stage}, rank {rank} -> {dst}: sends rows [{start}, {start + count}) of {origin} -> {target}, "
             f"but rank {rank} never receives all of them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.kernels.lanes import lane_part, pair_sums
 from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
+from moeyard.kernels.lower import lower_lanes
 from moeyard.kernels.stages import assemble, staged_form
 from moeyard.kernels.tables import sort_transfers
 from moeyard.schedule import Stages
@@ -131,16 +133,30 @@ class Lanes:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
         return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
-    def _part(self, receive: bool, rank: int) -> IntArray:
+    @cached_property
+    def _arrays(self) -> tuple[Any, ...]:
         pairs, cluster = self.pairs, self.pairs.cluster
-        to, weight = cluster.lanes
-        room = 64 + 12 * cluster.nodes + 8 * len(self.stage) // cluster.nodes + 2 * cluster.ranks_per_node
-        table: IntArray = lane_part(
-            receive, len(self.stages), room, rank, pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, to,
-            weight, cluster.carrier_M, self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance,
-            self.spread,
+        return (
+            pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
+            self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance, self.spread,
         )  # fmt: skip
+
+    @property
+    def _room(self) -> int:
+        """About how many transfers a rank sends or receives."""
+        cluster = self.pairs.cluster
+        return 64 + 12 * cluster.nodes + 8 * len(self.stage) // cluster.nodes + 2 * cluster.ranks_per_node
+
+    def _part(self, receive: bool, rank: int) -> IntArray:
+        table: IntArray = lane_part(receive, len(self.stages), self._room, rank, *self._arrays)
         return frozen(table)
+
+    def lowered(self, rank: int) -> tuple[Any, ...]:
+        stages = self.stages
+        lowered: tuple[Any, ...] = lower_lanes(
+            rank, self._room, len(stages), stages.after_ptr, stages.after, self._arrays
+        )
+        return lowered
 
 
 def order_lanes(
@@ -178,8 +194,8 @@ def order_lanes(
 
 def staged_lanes(pairs: Pairs, perms: IntArray, sizes: IntArray, work_NN: IntArray) -> Lanes:
     """The form of a sum of permutations: one-to-one stages, each after the last."""
-    cluster = pairs.cluster
+    inside = pairs.cluster.ranks_per_node > 1
     scale_out, after_ptr, after, local, *messages = staged_form(
-        perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios[3], cluster.ranks_per_node > 1
+        perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios[3], inside
     )
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

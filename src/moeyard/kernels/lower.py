@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from moeyard.kernels.lanes import lane_part
 from moeyard.kernels.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 INPUT, RELAY, OUTPUT = 0, 1, 2
@@ -213,3 +214,19 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
         message_ptr[p + 1] = m
     return (own, own_ptr, own_names, message_ptr, peer[:m], send[:m], rows[:m], run_ptr[: m + 1], space[:n], offset[:n],
             length[:n], sizes)  # fmt: skip
+
+
+@njit(cache=True)
+def lower_lanes(rank, room, stages, after_ptr, after, form):
+    """`lower_tables` of the lanes form, without a way through Python in between."""
+    (rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance,
+     m_spread) = form  # fmt: skip
+    sends = lane_part(
+        False, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
+        pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    )  # fmt: skip
+    receives = lane_part(
+        True, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
+        pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    )  # fmt: skip
+    return lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after)
