@@ -128,7 +128,7 @@ def test_importing_moeyard_imports_no_torch(root):
 
 
 def packages():
-    return ["moeyard", *(f"moeyard.{name}" for name in ("cli", "formats"))]
+    return ["moeyard", *(f"moeyard.{name}" for name in ("cli", "formats", "runtime"))]
 
 
 @pytest.mark.parametrize("name", packages())
