@@ -102,3 +102,12 @@ def test_models_by_name(name):
     model = load_model(name, tokens_per_rank=4096)
     assert model.row_bytes == 2 * MODELS[name]["hidden_size"]
     assert model.non_moe_forward > 0
+
+
+def test_an_empty_file_is_refused_in_one_line(call, tmp_path):
+    empty = tmp_path / "empty.npz"
+    empty.touch()
+    status, _, err = call("plan", "h200-4x8", empty)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "empty.npz: cannot be read as .npz" in err

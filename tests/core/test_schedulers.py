@@ -14,7 +14,7 @@ from tests.strategies import clusters, jobs, traffics
 
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
-from moeyard.estimate import estimate
+from moeyard.estimate import estimate, estimate_listed
 from moeyard.workloads import workload
 
 every_scheduler = pytest.mark.parametrize("name", sorted(my.SCHEDULERS))
@@ -83,14 +83,17 @@ def test_no_estimate_beats_the_bound(name, job):
     assert estimate(cluster, my.schedule(cluster, traffic, name)) >= my.bound(cluster, traffic) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", ONE_TO_ONE)
-@given(job=jobs())
+@pytest.mark.parametrize("name", [*ONE_TO_ONE, "shunt"])
+@given(job=jobs(max_per_node=1))
 def test_a_one_to_one_schedule_takes_as_long_back_as_forth(name, job):
-    """By the estimate of the listed transfers, which walks the reversed stages as they are."""
+    """Message by message over the reversed stages as they are. One rank a node: nothing but one-to-one messages."""
     cluster, traffic = job
+    if cluster.datacenters > 1:  # several messages share a wan port
+        cluster = cluster.but(datacenters=1, wan=None)
     schedule = my.schedule(cluster, traffic, name)
-    there, back = estimate(cluster, schedule), estimate(cluster, schedule.reversed())
-    assert back == pytest.approx(there, rel=1e-9)
+    there, back = estimate_listed(cluster, schedule), estimate_listed(cluster, schedule.reversed())
+    if name != "shunt" or schedule.stages.scale_out.sum() == len(schedule.messages()):
+        assert back == pytest.approx(there, rel=1e-9)
 
 
 @every_scheduler

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.formats import load_cluster, load_demand, load_trace
+from moeyard.formats.arrays import read_arrays
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.models import load_model, model_names
 from moeyard.formats.placements import save_placement
@@ -79,11 +79,8 @@ def read_demand(source: str, record: int, layer: int) -> Demand:
     """From a trace, by name or if the file holds one, else rows[rank, expert]."""
     if source in trace_names():
         return find_trace(source).demand(record, layer)
-    if Path(source).suffix == ".npz" and Path(source).is_file():
-        with np.load(source) as arrays:
-            trace = "counts" in arrays.files
-        if trace:
-            return load_trace(source).demand(record, layer)
+    if Path(source).suffix == ".npz" and "counts" in read_arrays(source):
+        return load_trace(source).demand(record, layer)
     return load_demand(source)
 
 

@@ -24,7 +24,7 @@ ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
 
 def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
     """rows[src, dst] from .npy, .npz or .csv. `row_bytes`: what is given here, else the .npz's own, else ROW_BYTES."""
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     if row_bytes is None:
         row_bytes = _scalar(path, arrays, "row_bytes", ROW_BYTES)
     rows = _rows(path, arrays)
@@ -34,14 +34,14 @@ def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
 
 def load_demand(path: PathLike) -> Demand:
     """rows[rank, expert] from .npy, .npz or .csv."""
-    rows = _rows(path, _read_arrays(path))
+    rows = _rows(path, read_arrays(path))
     with named(path):
         return Demand(rows)
 
 
 def load_trace(path: PathLike) -> Trace:
     """An .npz with counts[record, layer, rank, expert], and perhaps steps[record] and meta (JSON)."""
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     if "counts" not in arrays:
         raise InvalidFile(f"{path}: no array 'counts', only {', '.join(sorted(arrays))}; a trace needs it")
     try:
@@ -72,7 +72,8 @@ def save_trace(trace: Trace, path: PathLike) -> None:
     _write_arrays(path, {"counts": trace.counts, "steps": trace.steps, "meta": meta})
 
 
-def _read_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
+def read_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npy, .npz or .csv file by name; one without a name is `rows`."""
     suffix = Path(path).suffix
     if suffix == ".csv":
         return {"rows": _read_csv(path)}
