@@ -10,7 +10,6 @@ to bench/exchange.jsonl with --save.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import resource
@@ -20,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,15 +56,12 @@ def resident():
 
 
 def peak_over(function):
-    """Growth of the peak resident size while `function` runs, in bytes. Freed memory goes back first."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: large blocks come from, and return to, the system
-    libc.malloc_trim(0)
+    """What `function` returns, and by how many bytes the peak resident size grew while it ran."""
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
-    function()
+    result = function()
     text = Path("/proc/self/status").read_text()
-    return int(text.split("VmHWM:")[1].split()[0]) * 1024 - before
+    return result, int(text.split("VmHWM:")[1].split()[0]) * 1024 - before
 
 
 def timed(function):
@@ -97,21 +94,28 @@ def paired(yard, group, size_mb, repeat):
     return ratios, seconds
 
 
-def memory(yard, group, size_mb):
-    """(ours, torch's): peak bytes over what was there before, input not counted."""
-    per = int(size_mb * 1e6 / 4 / WIDTH / yard.size)
-    sent = [per] * yard.size
-    source = torch.randn(per * yard.size, WIDTH)
-    pairs = [
-        (
-            peak_over(lambda: moeyard_exchange(yard, source, sent, sent)),
-            peak_over(lambda: torch_exchange(source, sent, group)),
-        )
-        for _ in range(3)
-    ]
-    peaks = [None] * yard.size
-    dist.all_gather_object(peaks, [statistics.median(p[i] for p in pairs) for i in (0, 1)])
-    return [max(p[i] for p in peaks) for i in (0, 1)]
+def memory(rank, ours, size_mb):
+    """Peak bytes of an exchange of `size_mb`, output counted, input not: the most of five, the most of all ranks.
+
+    Each backend and size has fresh processes, and the outputs are kept: memory that an allocator holds from earlier exchanges would
+    hide the need of later ones.
+    """
+    with joined(rank) as (yard, group):
+        per, kept, peaks = int(size_mb * 1e6 / 4 / WIDTH / yard.size), [], [None] * yard.size
+        sources = {rows: torch.ones(rows * yard.size, WIDTH) for rows in (1, per)}
+
+        def exchange(rows):
+            sent, source = [rows] * yard.size, sources[rows]
+            if ours:
+                output, peak = peak_over(lambda: moeyard_exchange(yard, source, sent, sent))
+            else:
+                output, peak = peak_over(lambda: torch_exchange(source, sent, group))
+            kept.append(output)
+            return peak
+
+        exchange(1)  # kernels compiled, connections made
+        dist.all_gather_object(peaks, max(exchange(per) for _ in range(5)))
+        return max(peaks)
 
 
 def growth(yard, steps):
@@ -127,15 +131,24 @@ def growth(yard, steps):
     return early, resident()
 
 
-def run(rank, options, folder):
+@contextmanager
+def joined(rank):
+    """The yard and a plain group of this rank's process."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", options.ranks)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=300)
-    )
-    cluster = my.Cluster(1, options.ranks, my.Port(2e9, 1e-4), my.Port(1e9, 1e-4))
-    rows, group = [], dist.new_group()
+    size = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ["STORE"], size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    cluster = my.Cluster(1, size, my.Port(2e9, 1e-4), my.Port(1e9, 1e-4))
+    group = dist.new_group()
     with yr.Yard(cluster=cluster, timeout=300) as yard:
+        yield yard, group
+    dist.destroy_process_group()
+
+
+def times(rank, options):
+    """The paired ratios, a row per size, and the memory over steps of changing traffic."""
+    rows = []
+    with joined(rank) as (yard, group):
         for size in options.sizes:
             ratios, seconds = paired(yard, group, size, options.repeat)
             low, middle, high = statistics.quantiles(ratios, n=4)
@@ -155,31 +168,33 @@ def run(rank, options, folder):
                     f"torch {show['torch_ms']:.2f} ms",
                     flush=True,
                 )
-        for size, row in zip(options.sizes, rows, strict=True):
-            peaks = memory(yard, group, size)
-            row["peak_mb"] = [round(p / 1e6, 3) for p in peaks]
-            if rank == 0:
-                print(
-                    f"{size:6g} MB  peak memory: moeyard {peaks[0] / 1e6:.2f} MB, torch {peaks[1] / 1e6:.2f} MB"
-                )
-        early, late = growth(yard, options.steps) if options.steps else (0, 0)
-    if rank == 0:
-        print(
-            f"memory over {options.steps} steps of changing traffic: {early / 1e6:.1f} -> {late / 1e6:.1f} MB"
-        )
-        if options.save:
-            commit = subprocess.run(
-                ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-            ).stdout.strip()
-            line = {
-                "commit": commit,
-                "ranks": options.ranks,
-                "rows": rows,
-                "memory_mb": [early / 1e6, late / 1e6],
-            }
-            with (Path(__file__).parent / "exchange.jsonl").open("a") as out:
-                out.write(json.dumps(line) + "\n")
-    dist.destroy_process_group()
+        return rows, growth(yard, options.steps) if options.steps else (0, 0)
+
+
+def in_ranks(ranks, function, *arguments):
+    """What `function(rank, *arguments)` returns on rank 0, run by `ranks` fresh processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
+        answer, children = Path(folder) / "answer.json", []
+        for rank in range(ranks):
+            child = os.fork()  # nothing of torch has run yet
+            if child == 0:
+                code = 1
+                try:
+                    result = function(rank, *arguments)
+                    if rank == 0:
+                        answer.write_text(json.dumps(result))
+                    code = 0
+                except Exception:
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]  # waits for all
+        if any(codes):
+            sys.exit(1)
+        return json.loads(answer.read_text())
 
 
 def main():
@@ -193,22 +208,32 @@ def main():
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(options.ranks):
-            child = os.fork()  # nothing of torch has run yet
-            if child == 0:
-                code = 1
-                try:
-                    run(rank, options, folder)
-                    code = 0
-                except Exception:
-                    traceback.print_exc()
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
-            children.append(child)
-        sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    rows, (early, late) = in_ranks(options.ranks, times, options)
+    print(
+        f"memory over {options.steps} steps of changing traffic: {early / 1e6:.1f} -> {late / 1e6:.1f} MB",
+        flush=True,
+    )
+    for row in rows:
+        size = row["mb_per_rank"]
+        row["peak_mb"] = [in_ranks(options.ranks, memory, ours, size) / 1e6 for ours in (True, False)]
+        ours, theirs = row["peak_mb"]
+        print(
+            f"{size:6g} MB  peak memory of an exchange: moeyard {ours:.2f} MB, torch {theirs:.2f} MB, "
+            f"ratio {ours / theirs:.3f}",
+            flush=True,
+        )
+    if options.save:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        line = {
+            "commit": commit,
+            "ranks": options.ranks,
+            "rows": rows,
+            "memory_mb": [early / 1e6, late / 1e6],
+        }
+        with (Path(__file__).parent / "exchange.jsonl").open("a") as out:
+            out.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
