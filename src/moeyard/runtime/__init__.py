@@ -26,8 +26,10 @@ from moeyard.runtime.gradients import (
     sync_gradients,
 )
 from moeyard.runtime.groups import Yard
+from moeyard.runtime.hf import parallelize
 from moeyard.runtime.measure import measure, measure_links
 from moeyard.runtime.replicas import gather_experts, refill_before_backward
+from moeyard.runtime.share import Share, Stack, expert_modules
 
 __all__ = [
     "ExchangeError",
@@ -36,6 +38,8 @@ __all__ = [
     "RankLost",
     "Route",
     "RouterState",
+    "Share",
+    "Stack",
     "TopKRouter",
     "Yard",
     "all_to_all_single",
@@ -45,6 +49,7 @@ __all__ = [
     "dense_parameters",
     "dispatch",
     "exchange_plan",
+    "expert_modules",
     "expert_parameters",
     "gather_experts",
     "global_mean",
@@ -52,6 +57,7 @@ __all__ = [
     "grouped_matmul_fits",
     "measure",
     "measure_links",
+    "parallelize",
     "refill_before_backward",
     "sync_gradients",
 ]

@@ -15,6 +15,7 @@ from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
 from moeyard.runtime.dispatch import Route, combine, dispatch
 from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.share import Share, Stack
 
 if TYPE_CHECKING:
     from moeyard.runtime.groups import Yard
@@ -43,9 +44,10 @@ def grouped_matmul_fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 class GroupedLinear(torch.autograd.Function):
-    """Each group of rows times its expert's matrix [out, in]. Empty groups and empty inputs have zero gradients.
+    """Each group of rows times its expert's matrix, [out, in] or transposed [in, out].
 
-    `hosted`: the weight lies in a shared workspace and is read there again in the backward pass, instead of saved.
+    Empty groups and empty inputs have zero gradients. `place`: the weight lies in a shared workspace and is read there again
+    in the backward pass, instead of saved.
     """
 
     @staticmethod
@@ -56,13 +58,14 @@ class GroupedLinear(torch.autograd.Function):
         counts: Sequence[int],
         ends: torch.Tensor,
         place: Any,
+        transposed: bool,
     ) -> torch.Tensor:
-        ctx.counts, ctx.place = counts, place
+        ctx.counts, ctx.place, ctx.transposed = counts, place, transposed
         if place is None:
             ctx.save_for_backward(rows, weight, ends)
         else:
             ctx.save_for_backward(rows, ends)
-        return _times(rows, weight.transpose(1, 2), counts, ends)
+        return _times(rows, weight if transposed else weight.transpose(1, 2), counts, ends)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -73,9 +76,14 @@ class GroupedLinear(torch.autograd.Function):
             hosted, i = ctx.place
             weight = hosted.weights[i]
         grad = grads[0].contiguous()
-        to_rows = _times(grad, weight, ctx.counts, ends) if ctx.needs_input_grad[0] else None
-        to_weight = _outer(grad, rows, weight, ctx.counts, ends) if ctx.needs_input_grad[1] else None
-        return to_rows, to_weight, None, None, None
+        to_rows = to_weight = None
+        if ctx.needs_input_grad[0]:
+            back = weight.transpose(1, 2) if ctx.transposed else weight
+            to_rows = _times(grad, back, ctx.counts, ends)
+        if ctx.needs_input_grad[1]:
+            left, right = (rows, grad) if ctx.transposed else (grad, rows)
+            to_weight = _outer(left, right, weight, ctx.counts, ends)
+        return to_rows, to_weight, None, None, None, None
 
 
 def _times(
@@ -94,26 +102,32 @@ def _times(
 
 
 def _outer(
-    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], ends: torch.Tensor
+    left: torch.Tensor, right: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], ends: torch.Tensor
 ) -> torch.Tensor:
-    """grad of group e, transposed, @ rows of group e."""
-    if grouped_matmul_fits(rows, weight) and grad.dtype == rows.dtype:
-        return functional.grouped_mm(grad.transpose(0, 1), rows, offs=ends)
+    """left of group e, transposed, @ right of group e: shaped as the weight."""
+    if grouped_matmul_fits(right, weight) and left.dtype == right.dtype:
+        return functional.grouped_mm(left.transpose(0, 1), right, offs=ends)
     out = torch.zeros_like(weight)
     at = 0
     for e, count in enumerate(counts):
         if count:
-            torch.mm(grad[at : at + count].transpose(0, 1), rows[at : at + count], out=out[e])
+            torch.mm(left[at : at + count].transpose(0, 1), right[at : at + count], out=out[e])
         at += count
     return out
 
 
 def grouped_linear(
-    rows: torch.Tensor, weight: torch.Tensor, route: Route, hosted: Hosted | None = None, place: int = 0
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    route: Route,
+    hosted: Hosted | None = None,
+    place: int = 0,
+    *,
+    transposed: bool = False,
 ) -> torch.Tensor:
-    """The rows of `route`, grouped by hosted expert, times weight[expert, out, in]."""
+    """The rows of `route`, grouped by hosted expert, times weight[expert, out, in], or [expert, in, out] if transposed."""
     where = None if hosted is None else (hosted, place)
-    return GroupedLinear.apply(rows, weight, route.counts, route.ends, where)  # type: ignore[no-untyped-call,no-any-return]
+    return GroupedLinear.apply(rows, weight, route.counts, route.ends, where, transposed)  # type: ignore[no-untyped-call,no-any-return]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -177,8 +191,9 @@ class MoELayer(nn.Module):
             raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
         options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
-        self.home_E = static_homes(num_experts, yard.size) if home_E is None else home_E
-        self.own = [e for e in range(num_experts) if self.home_E[e] == yard.rank]
+        homes = static_homes(num_experts, yard.size) if home_E is None else home_E
+        self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
+        self.home_E, self.own = self.expert_share.home_E, list(self.expert_share.own)
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
         self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * inner, hidden, **options))
         self.down = nn.Parameter(torch.empty(len(self.own), hidden, inner, **options))
@@ -209,7 +224,7 @@ class MoELayer(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
-        dtype = _compute_dtype(x_TD)
+        dtype = compute_dtype(x_TD)
         rows, route = dispatch(x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E)
         homes = (self.gate_up.to(dtype), self.down.to(dtype))
         (gate_up, down), hosted = gather_experts(self.yard, route.placement, homes)
@@ -219,7 +234,7 @@ class MoELayer(nn.Module):
         return combine(rows, route, weights).to(x_TD.dtype)
 
 
-def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
     """Under autocast the experts compute, and rows and replicas travel, in its dtype."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

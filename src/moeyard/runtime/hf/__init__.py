@@ -1,0 +1,5 @@
+"""Hugging Face models over a yard. transformers is imported when a function needs it, not before."""
+
+from moeyard.runtime.hf.parallelize import parallelize
+
+__all__ = ["parallelize"]

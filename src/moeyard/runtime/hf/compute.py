@@ -1,0 +1,121 @@
+"""What an experts module of transformers computes, over the ranks of a yard.
+
+`experts_forward` is registered with transformers' experts interface under `NAME`. It reads the flags that the interface
+documents (`has_gate`, `has_bias`, `is_transposed`, `has_post_expert_norm`), calls the module's own `_apply_gate`, and knows no
+class by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from moeyard.errors import InvalidModel
+from moeyard.runtime.dispatch import Route, combine, dispatch
+from moeyard.runtime.experts import grouped_linear
+from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
+
+if TYPE_CHECKING:
+    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.share import Share
+
+NAME = "moeyard"
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def experts_forward(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Dispatch, compute, combine. A module that `parallelize` did not cut has all its experts and computes them itself."""
+    share = getattr(module, "expert_share", None)
+    if share is None:
+        return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
+    rows, route, weights, hosted = enter(module, hidden_states, top_k_index)
+    rows = _two_matmuls(module, rows, route, weights, hosted)
+    return leave(rows, route, hosted, top_k_weights, hidden_states.dtype)
+
+
+def enter(
+    module: Any, x_TD: torch.Tensor, index: torch.Tensor
+) -> tuple[torch.Tensor, Route, dict[str, torch.Tensor], Hosted | None]:
+    """The rows for the experts hosted here, their route, and the stacked parameters of these experts by name."""
+    share: Share = module.expert_share
+    yard: Yard = module.expert_yard
+    names = module.expert_parameter_names
+    dtype = _dtype(x_TD, getattr(module, names[0]))
+    index = index.reshape(len(x_TD), -1)
+    rows, route = dispatch(x_TD.to(dtype), index, yard, share.num_experts, home_E=share.home_E)
+    homes = [getattr(module, name).to(dtype) for name in names]
+    weights, hosted = gather_experts(yard, route.placement, homes)
+    return rows, route, dict(zip(names, weights, strict=True)), hosted
+
+
+def leave(
+    rows: torch.Tensor, route: Route, hosted: Hosted | None, weights: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """The tokens' results, back in the dtype that the model computes in."""
+    rows = refill_before_backward(rows, hosted)
+    return combine(rows, route, weights.reshape(route.tokens, route.top_k)).to(dtype)
+
+
+def linear(
+    rows: torch.Tensor,
+    route: Route,
+    weights: dict[str, torch.Tensor],
+    hosted: Hosted | None,
+    name: str,
+    *,
+    transposed: bool = False,
+    bias: str | None = None,
+) -> torch.Tensor:
+    """Each expert's rows by its matrix `name`, plus its `bias`."""
+    place = list(weights).index(name)
+    out = grouped_linear(rows, weights[name], route, hosted, place, transposed=transposed)
+    if bias is None:
+        return out
+    counts = torch.diff(route.ends, prepend=route.ends.new_zeros(1))
+    return out + torch.repeat_interleave(weights[bias], counts, dim=0, output_size=len(rows))
+
+
+def _two_matmuls(
+    module: Any, rows: torch.Tensor, route: Route, weights: dict[str, torch.Tensor], hosted: Hosted | None
+) -> torch.Tensor:
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    transposed = module.is_transposed
+
+    def by(rows: torch.Tensor, name: str) -> torch.Tensor:
+        bias = f"{name}_bias" if module.has_bias else None
+        return linear(rows, route, weights, hosted, name, transposed=transposed, bias=bias)
+
+    rows = by(rows, up)
+    rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
+    rows = by(rows, "down_proj")
+    if getattr(module, "has_post_expert_norm", False):
+        rows = module.post_expert_norm(rows)
+    return rows
+
+
+def _dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+    """What experts compute, and rows and replicas travel, in: autocast's dtype, else the parameters'."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def register() -> None:
+    """Make `NAME` an experts implementation of transformers. Twice is once."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise InvalidModel(
+            "transformers has no experts interface (transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS); install "
+            "transformers 5 or later"
+        ) from error
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def on_interface(module: nn.Module) -> bool:
+    """A module that transformers' `use_experts_implementation` made: it carries the interface's flags."""
+    flags = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "config")
+    return all(hasattr(module, flag) for flag in flags)
