@@ -8,6 +8,14 @@ sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 """
 
 from moeyard.runtime.autograd import all_to_all_single, exchange_plan
+from moeyard.runtime.checkpoint import (
+    Resumed,
+    Saving,
+    latest,
+    load_checkpoint,
+    save_checkpoint,
+    start_checkpoint,
+)
 from moeyard.runtime.dispatch import Route, combine, dispatch
 from moeyard.runtime.experts import (
     MoELayer,
@@ -36,8 +44,10 @@ __all__ = [
     "Mismatch",
     "MoELayer",
     "RankLost",
+    "Resumed",
     "Route",
     "RouterState",
+    "Saving",
     "Share",
     "Stack",
     "TopKRouter",
@@ -55,9 +65,13 @@ __all__ = [
     "global_mean",
     "grouped_linear",
     "grouped_matmul_fits",
+    "latest",
+    "load_checkpoint",
     "measure",
     "measure_links",
     "parallelize",
     "refill_before_backward",
+    "save_checkpoint",
+    "start_checkpoint",
     "sync_gradients",
 ]
