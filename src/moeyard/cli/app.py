@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moeyard.cli import clusters, doctor, plan, schedule, simulate
+from moeyard.cli import clusters, doctor, lab, plan, schedule, simulate
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("schedule")(schedule.run)
 app.command("plan")(plan.run)
 app.command("simulate")(simulate.run)
+app.add_typer(lab.app, name="lab")
 app.command("clusters")(clusters.run)
 app.command("doctor")(doctor.run)
 

@@ -56,6 +56,10 @@ class _RankFactor(Table):
     factor: float
 
 
+class _Compute(Table):
+    rows_per_second: float  # of each emulated accelerator; times `speed`
+
+
 class ClusterFile(Table):
     """What a cluster may say, in a TOML file or inside a saved schedule."""
 
@@ -71,6 +75,7 @@ class ClusterFile(Table):
     rails: list[Any] | None = None  # every factor as [node][rail], or the exceptions
     speed: list[Any] | None = None
     contention: _Contention = _Contention()
+    compute: _Compute | None = None  # what ranks of a lab emulate; plans do not read it
 
     def build(self, place: str) -> Cluster:
         """The cluster; `place` names the file in errors."""
@@ -140,6 +145,12 @@ def _factors(
 
 def read_cluster_file(source: PathLike) -> tuple[Cluster, str]:
     """A cluster and its description, from a TOML file or a preset by name. Presets win; `./name` is a file."""
+    file = parse_cluster_file(source)
+    return file.build(str(source)), file.description
+
+
+def parse_cluster_file(source: PathLike) -> ClusterFile:
+    """All that a TOML file, or a preset by name, says."""
     if source in preset_names():
         path = resources.files("moeyard") / "presets" / f"{source}.toml"
         return _parse_cluster(path.read_bytes(), str(source), str(source))
@@ -149,14 +160,13 @@ def read_cluster_file(source: PathLike) -> tuple[Cluster, str]:
     return _parse_cluster(path.read_bytes(), str(source), path.stem)
 
 
-def _parse_cluster(content: bytes, place: str, name: str) -> tuple[Cluster, str]:
+def _parse_cluster(content: bytes, place: str, name: str) -> ClusterFile:
     try:
         data = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidFile(f"{place}: not TOML: {error}") from error
     with one_line(place, model=ClusterFile):
-        file = ClusterFile.model_validate({"name": name} | data)
-    return file.build(place), file.description
+        return ClusterFile.model_validate({"name": name} | data)
 
 
 def load_cluster(source: PathLike) -> Cluster:
