@@ -24,6 +24,7 @@ from moeyard.runtime.experts import (
     grouped_linear,
     grouped_matmul_fits,
 )
+from moeyard.runtime.export import export_pretrained
 from moeyard.runtime.faults import ExchangeError, Mismatch, RankLost
 from moeyard.runtime.gradients import (
     balance_loss,
@@ -35,12 +36,14 @@ from moeyard.runtime.gradients import (
 )
 from moeyard.runtime.groups import Yard
 from moeyard.runtime.hf import parallelize
+from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
 from moeyard.runtime.measure import measure, measure_links
 from moeyard.runtime.replicas import gather_experts, refill_before_backward
 from moeyard.runtime.share import Share, Stack, expert_modules
 
 __all__ = [
     "ExchangeError",
+    "Loaded",
     "Mismatch",
     "MoELayer",
     "RankLost",
@@ -61,12 +64,16 @@ __all__ = [
     "exchange_plan",
     "expert_modules",
     "expert_parameters",
+    "export_pretrained",
+    "from_pretrained",
     "gather_experts",
     "global_mean",
     "grouped_linear",
     "grouped_matmul_fits",
     "latest",
     "load_checkpoint",
+    "load_pretrained",
+    "materialize",
     "measure",
     "measure_links",
     "parallelize",

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -31,9 +31,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from moeyard.arrays import IntArray
-from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
 from moeyard.runtime import training_state as parts
+from moeyard.runtime.first import on_first
 from moeyard.runtime.logical import LogicalLoadPlanner, LogicalSavePlanner, LogicalStack
 from moeyard.version import __version__
 
@@ -216,7 +217,7 @@ def _write(folder: Path, state: dict[str, Any], about: dict[str, Any], group: An
     """All ranks write into a hidden folder; when all have, the first rank gives it its name."""
     if keep < 1:
         raise InvalidFile(f"keep is {keep}; keep at least one checkpoint")
-    name = _first(group, lambda: _begin(folder, about["step"]))
+    name = on_first(group, lambda: _begin(folder, about["step"]))
     part = folder / f"{_PART}{name}"
     save(
         state,
@@ -224,7 +225,7 @@ def _write(folder: Path, state: dict[str, Any], about: dict[str, Any], group: An
         planner=LogicalSavePlanner(),
         process_group=group,
     )
-    return folder / _first(group, lambda: _finish(folder, name, about, keep))
+    return folder / on_first(group, lambda: _finish(folder, name, about, keep))
 
 
 def _begin(folder: Path, step: int) -> str:
@@ -272,20 +273,6 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _first(group: Any, action: Callable[[], str]) -> str:
-    """What the group's first rank gets from `action`, on every rank; its error too."""
-    box: list[Any] = [None, None]
-    if dist.get_rank(group) == 0:
-        try:
-            box[0] = action()
-        except (OSError, MoeyardError) as error:
-            box[1] = error
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    if box[1] is not None:
-        raise box[1]
-    return str(box[0])
 
 
 def _copied(value: Any) -> Any:
