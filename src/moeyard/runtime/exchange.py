@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from moeyard.runtime.groups import Yard
 
 Rows = torch.Tensor  # [row, element], contiguous
+Mark = tuple[int, int, int, bool, float, float]  # stage, peer, rows, sent (else received), posted, done
+# Told of every finished exchange of a yard: plan, whether it was the way back, begin and end (time.monotonic), and the
+# marks of this rank's messages; none where the backend's own all-to-all carried them.
+Recorder = Callable[[Plan, bool, float, float, list[Mark]], None]
 
 
 def as_rows(tensor: torch.Tensor) -> Rows:
@@ -33,8 +38,10 @@ class Flight:
     """One exchange under way."""
 
     def __init__(self, yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows, tag: int) -> None:
-        self.yard, self.tag = yard, tag
+        self.yard, self.tag, self.plan, self.backward = yard, tag, plan, backward
         self.steps: Steps = plan.steps(backward)
+        self._began = time.monotonic()
+        self._marks: list[Mark] = []
         program = self.steps.program
         width, dtype = source.shape[1], source.dtype
         size = width * source.element_size()
@@ -48,7 +55,7 @@ class Flight:
             kept = source[program.keep_input : program.keep_input + program.keep_rows]
             output[program.keep_output : program.keep_output + program.keep_rows].copy_(kept)
         count = len(self.steps.steps)
-        self._works: list[list[tuple[Any, Message, bool, torch.Tensor]]] = [[] for _ in range(count)]
+        self._works: list[list[tuple[Any, Message, bool, torch.Tensor, float]]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._failed: BaseException | None = None
         self._two_lanes = bool(self.steps.up and self.steps.out)
@@ -68,6 +75,8 @@ class Flight:
                 finally:
                     other.exception()  # always joined: nothing may touch the buffers after an error
                 other.result()
+            if self.yard.recorder is not None:
+                self.yard.recorder(self.plan, self.backward, self._began, time.monotonic(), self._marks)
         finally:
             if self._arena is not None and self._failed is None:
                 self.yard.arena.give(self._arena)
@@ -94,7 +103,7 @@ class Flight:
             port = ports.receive_from[message.peer]
             into = self._buffer(message)
             with self._named(s, message, False):
-                works.append((port.group.recv([into], port.peer, tag), message, False, into))
+                works.append((port.group.recv([into], port.peer, tag), message, False, into, time.monotonic()))
         for message in step.sends:
             port = ports.send_to[message.peer]
             out = self._buffer(message)
@@ -103,7 +112,7 @@ class Flight:
             if self.yard.observer is not None:
                 self.yard.observer(step.number, self.yard.rank, message.peer, message.rows, port.rail)
             with self._named(s, message, True):
-                works.append((port.group.send([out], port.peer, tag), message, True, out))
+                works.append((port.group.send([out], port.peer, tag), message, True, out, time.monotonic()))
         if self._two_lanes:
             self._issued[s].set()
 
@@ -120,9 +129,12 @@ class Flight:
                 self._complete(s)
 
     def _complete(self, s: int) -> None:
-        for work, message, send, buffer in self._works[s]:
+        for work, message, send, buffer, posted in self._works[s]:
             with self._named(s, message, send):
                 work.wait()
+            if self.yard.recorder is not None:
+                number = self.steps.steps[s].number
+                self._marks.append((number, message.peer, message.rows, send, posted, time.monotonic()))
             if not send and message.staged >= 0:
                 at = 0
                 for run in message.runs:
@@ -193,7 +205,7 @@ def start(
         from moeyard.runtime.streams import start_on_streams
 
         return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))
-    if agreed and plan.at_once:
+    if yard.collective is not None or (agreed and plan.at_once):
         return _all_at_once(yard, plan, backward, as_rows(output), as_rows(source))
     flight = Flight(yard, plan, backward, as_rows(output), as_rows(source), tag)
     future = yard.flights.submit(flight.run)
@@ -213,7 +225,7 @@ def exchange(
 
     agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
     """
-    if source.device.type == "cuda" or (agreed and plan.at_once):
+    if source.device.type == "cuda" or yard.collective is not None or (agreed and plan.at_once):
         start(yard, plan, backward, output, source, agreed=agreed).wait()
         return
     tag = yard.next_tag(plan, backward)
@@ -221,20 +233,24 @@ def exchange(
 
 
 def _all_at_once(yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows) -> Pending:
-    """A plan of one node has one stage of whole blocks: the backend's own all-to-all is that stage."""
-    if yard.observer is not None:
+    """The backend's own all-to-all: by request, and on one node, where a plan is one stage of whole blocks, as it is."""
+    if yard.observer is not None and yard.collective is None:
         steps = plan.steps(backward)
         for message in steps.steps[0].sends if steps.steps else ():
             yard.observer(steps.steps[0].number, yard.rank, message.peer, message.rows, None)
     sent, received = (
         (plan.output_splits, plan.input_splits) if backward else (plan.input_splits, plan.output_splits)
     )
-    work = yard.channels.local.alltoall_base(output, source, received, sent)
+    began = time.monotonic()
+    group = yard.channels.local if yard.collective is None else yard.collective
+    work = group.alltoall_base(output, source, received, sent)
 
     def finish() -> None:
         try:
             work.wait()
         except RuntimeError as error:
             raise yard.lost(str(error)) from error
+        if yard.recorder is not None:
+            yard.recorder(plan, backward, began, time.monotonic(), [])
 
     return Pending(finish)

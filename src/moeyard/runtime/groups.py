@@ -23,6 +23,7 @@ from moeyard.runtime.buffers import Arena, Workspace
 from moeyard.runtime.channels import Channels, make_group
 from moeyard.runtime.control import Control, Frame, share_views, small_digest
 from moeyard.runtime.detect import detect_cluster, own_view
+from moeyard.runtime.exchange import Recorder
 from moeyard.runtime.faults import ExchangeError, Flaw, RankLost, Watch, accuse
 from moeyard.runtime.plans import Plan, PlanCache, cluster_digest, plan_digest
 from moeyard.schedulers import SCHEDULERS, schedule
@@ -72,6 +73,9 @@ class Yard:
         _count += 1
         self.scheduler, self.planner, self.slots, self.policy = scheduler, planner, slots, policy
         self.model, self.timeout, self.observer = model, timeout, observer
+        self.recorder: Recorder | None = None  # set it to be told when every exchange and message began and ended
+        self.collective: Any = None  # a gloo group of all ranks: its own all-to-all carries the rows, unplanned
+        self.pace: Any = None  # an emulated accelerator: start(rows, count) and finish(rows, count) about the experts
         members, dense = _members(where)
         self.ranks = members  # global ranks, in expert-parallel order
         self.rank, self.size = members.index(dist.get_rank()), len(members)

@@ -49,6 +49,8 @@ def enter(
     rows, route = dispatch(x_TD.to(dtype), index, yard, share.num_experts, home_E=share.home_E)
     homes = [getattr(module, name).to(dtype) for name in names]
     weights, hosted = gather_experts(yard, route.placement, homes)
+    if yard.pace is not None:
+        rows = yard.pace.start(rows, sum(route.counts))
     return rows, route, dict(zip(names, weights, strict=True)), hosted
 
 
@@ -56,6 +58,8 @@ def leave(
     rows: torch.Tensor, route: Route, hosted: Hosted | None, weights: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """The tokens' results, back in the dtype that the model computes in."""
+    if route.yard.pace is not None:
+        rows = route.yard.pace.finish(rows, sum(route.counts))
     rows = refill_before_backward(rows, hosted)
     return combine(rows, route, weights.reshape(route.tokens, route.top_k)).to(dtype)
 
