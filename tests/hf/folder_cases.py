@@ -73,15 +73,21 @@ def through(rank, world, folder):
 
 
 def differences(plain, model):
-    """Names whose bits are not those of the plain model."""
-    whole, wrong = plain.state_dict(), []
-    experts = {}
+    """Plain names whose bits on this rank are not those of the plain model."""
+    whole, wrong, cut = plain.state_dict(), [], set()
     for name, module in yr.expert_modules(model):
-        for stack in module.expert_share.stacks:
-            experts[f"{name}.{stack.name}"] = module.expert_share.own
+        share = module.expert_share
+        for stack in share.stacks:
+            cut.add(f"{name}.{stack.name}")
+            local = getattr(module, stack.name)
+            for place, e in enumerate(share.own):
+                key, part = stack.place(e)
+                expected = whole[f"{name}.{key}"]
+                expected = expected if part is None else expected[part]
+                if not torch.equal(expected.reshape(local[place].shape), local[place]):
+                    wrong.append(f"{name}.{key} of expert {e}")
     for name, tensor in model.state_dict().items():
-        expected = whole[name][list(experts[name])] if name in experts else whole[name]
-        if expected.shape != tensor.shape or not (expected == tensor).all():
+        if name not in cut and isinstance(tensor, torch.Tensor) and not torch.equal(whole[name], tensor):
             wrong.append(name)
     return wrong
 
