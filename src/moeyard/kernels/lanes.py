@@ -168,7 +168,7 @@ def match(by_origin, quota, carrier, pos, seq, cnt):
             left[i] -= take
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _emit(out, n, stage, src, dst, origin, target, start, rows):
     if n < len(out):
         out[n, STAGE], out[n, SRC], out[n, DST] = stage, src, dst
@@ -176,7 +176,7 @@ def _emit(out, n, stage, src, dst, origin, target, start, rows):
     return n + 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, but):
     """Rows [x0, x1) of the origin's sequence for node f, block by block, but those of one local target; to `dst`, or if that
     is -1 to the target itself."""
@@ -204,7 +204,7 @@ def _emit_blocks(out, n, stage, src, dst, rows_RR, origin, f, x0, x1, per, but):
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _emit_lane(out, n, stage, src, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt, but):
     """Positions [p0, p1) of lane l, origin by origin."""
     per = cnt.shape[1]
@@ -216,7 +216,7 @@ def _emit_lane(out, n, stage, src, dst, rows_RR, k, f, l, p0, p1, pos, seq, cnt,
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _group_end(pair_ptr, p, m, feed):
     """One past the messages of the pair that share message m's stage in `feed`."""
     e = m + 1

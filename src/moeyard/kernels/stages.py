@@ -44,16 +44,19 @@ def matchings_in_order(perms, sizes, rows_NN, work_NN):
 
 
 @njit(cache=True)
-def _level(part, ratio, finest):
-    """Which batch a share of the rows falls into, counted from the edge: the first batch holds `finest`, and each
+def _edges(ratios, finest):
+    """Where batch b of node n ends, as a share of the rows counted from the edge: the first batch holds `finest`, and each
     further one as much as can be moved inside the node while the wire moves the one before: 1 / ratio times as much."""
-    level = 0
-    edge, width = finest, finest
-    while part >= edge and level < LEVELS - 1:
-        level += 1
-        width /= ratio
-        edge += width
-    return level
+    edges = np.full((len(ratios), LEVELS), np.inf)
+    for n in range(len(ratios)):
+        edge, width = finest[n], finest[n]
+        for b in range(LEVELS - 1):
+            edges[n, b] = edge
+            if edge > 1.0:
+                break
+            width /= ratios[n]
+            edge += width
+    return edges
 
 
 @njit(cache=True)
@@ -64,13 +67,23 @@ def levels_by_stage(w_stage, w_lo, w_hi, head, tail, finest):
     for m in range(len(w_stage)):
         size[w_stage[m]] = max(size[w_stage[m]], w_hi[m] - w_lo[m])
     whole = size.sum()
+    edges = _edges((head, tail), (finest, finest))
     first, last = np.empty(stages, np.int64), np.empty(stages, np.int64)
     before = 0.0
-    for s in range(stages):
-        first[s] = _level(before / whole, head, finest)
+    head_level, tail_level = 0, LEVELS - 1
+    for s in range(stages):  # what was sent grows, what is left shrinks
+        while before / whole >= edges[0, head_level]:
+            head_level += 1
+        first[s] = head_level
         before += size[s]
-        last[s] = LEVELS - 1 - _level(max(0.0, 1.0 - before / whole), tail, finest)
-    return first[w_stage], last[w_stage]
+        left = max(0.0, 1.0 - before / whole)
+        while tail_level > 0 and left < edges[1, tail_level - 1]:
+            tail_level -= 1
+        last[s] = LEVELS - 1 - tail_level
+    early, late = np.empty_like(w_stage), np.empty_like(w_stage)
+    for m in range(len(w_stage)):
+        early[m], late[m] = first[w_stage[m]], last[w_stage[m]]
+    return early, late
 
 
 @njit(cache=True)
@@ -84,6 +97,8 @@ def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_rati
     for m in range(len(w_src)):
         out_whole[w_src[m]] += w_hi[m] - w_lo[m]
         in_whole[w_dst[m]] += w_hi[m] - w_lo[m]
+    out_edges, in_edges = _edges(balance_ratio, finest), _edges(spread_ratio, finest)
+    out_level, in_level = np.zeros(nodes, np.int64), np.full(nodes, LEVELS - 1, np.int64)
     early, late = np.empty(len(w_src), np.int64), np.empty(len(w_src), np.int64)
     sent, got = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     m = 0
@@ -91,12 +106,17 @@ def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_rati
         e = m
         while e < len(w_src) and w_stage[e] == w_stage[m]:
             k, f = w_src[e], w_dst[e]
-            early[e] = _level(sent[k] / out_whole[k], balance_ratio[k], finest[k])
+            while sent[k] / out_whole[k] >= out_edges[k, out_level[k]]:
+                out_level[k] += 1
+            early[e] = out_level[k]
             got[f] += w_hi[e] - w_lo[e]
             e += 1
         for i in range(m, e):
             f = w_dst[i]
-            late[i] = LEVELS - 1 - _level(1.0 - got[f] / in_whole[f], spread_ratio[f], finest[f])
+            left = 1.0 - got[f] / in_whole[f]
+            while in_level[f] > 0 and left < in_edges[f, in_level[f] - 1]:
+                in_level[f] -= 1
+            late[i] = LEVELS - 1 - in_level[f]
             sent[w_src[i]] += w_hi[i] - w_lo[i]
         m = e
     return early, late
@@ -157,20 +177,6 @@ def _number(w_stage, w_src, w_dst, early, late, wires, groups, levels, inside, f
 
 
 @njit(cache=True)
-def _add(after, n, lo, q, mark, s):
-    """Append stage q to the names of stage s (which start at `lo`), once, ascending."""
-    if q < 0 or mark[q] == s:
-        return n
-    mark[q] = s
-    i = n
-    while i > lo and after[i - 1] > q:
-        after[i] = after[i - 1]
-        i -= 1
-    after[i] = q
-    return n + 1
-
-
-@njit(cache=True)
 def _bucketed(keys, buckets):
     """CSR of indices by key, each bucket ascending."""
     ptr = np.zeros(buckets + 1, np.int64)
@@ -215,7 +221,11 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
                 kind[balance[g, b]] = g
             if spread[g, b] >= 0:
                 kind[spread[g, b]], level[spread[g, b]] = g, b + 1
-    wire_ptr = np.searchsorted(w_stage, np.arange(wires + 1))
+    wire_ptr = np.zeros(wires + 1, np.int64)
+    for m in range(len(w_stage)):
+        wire_ptr[w_stage[m] + 1] += 1
+    for w in range(wires):
+        wire_ptr[w + 1] += wire_ptr[w]
     if per_node:
         feed_ptr, feed = _bucketed(w_dst * levels + late, groups * levels)
     else:  # a stage's messages share their level: one of each will do
@@ -225,67 +235,74 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
 
     scale_out = np.zeros(count, np.bool_)
     ptr = np.zeros(count + 1, np.int64)
-    after = np.empty(4 * (count + groups + wires) + 8, np.int64)
+    after = np.empty(groups + count + len(feed) + 3 * len(w_src), np.int64)  # as many as there can be
     mark = np.full(count, -1, np.int64)
     last_balance, last_spread = np.full(groups, -1, np.int64), np.full(groups, -1, np.int64)
     last_out = np.full(nodes, -1, np.int64)
     last_in = last_out if barrier else np.full(nodes, -1, np.int64)
+    named = np.empty(groups + 1 + len(feed) + 3 * len(w_src), np.int64)  # by the stage at hand, in any order
     n = 0
     for s in range(count):
-        lo = n
-        need = groups + 1 + (len(feed) if kind[s] >= 0 else 3 * (wire_ptr[~kind[s] + 1] - wire_ptr[~kind[s]]))
-        if n + need > len(after):
-            longer = np.empty(2 * len(after) + need, np.int64)
-            longer[:n] = after[:n]
-            after = longer
+        c = 0
         if kind[s] == groups:
             for g in range(groups):
-                n = _add(after, n, lo, last_balance[g], mark, s)
+                named[c] = last_balance[g]
+                c += 1
                 last_spread[g] = s
         elif kind[s] >= 0 and level[s] == 0:
-            n = _add(after, n, lo, last_balance[kind[s]], mark, s)
+            named[0] = last_balance[kind[s]]
+            c = 1
             last_balance[kind[s]] = s
         elif kind[s] >= 0:
-            n = _add(after, n, lo, last_spread[kind[s]], mark, s)
+            named[0] = last_spread[kind[s]]
+            c = 1
             last_spread[kind[s]] = s
             bucket = kind[s] * levels + level[s] - 1
             for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
-                q = wire[w_stage[feed[e]]]
-                if mark[q] != s:
-                    n = _add(after, n, lo, q, mark, s)
+                named[c] = wire[w_stage[feed[e]]]
+                c += 1
         else:
             scale_out[s] = True
             w = ~kind[s]
             for m in range(wire_ptr[w], wire_ptr[w + 1]):
                 k, f = w_src[m], w_dst[m]
-                feeds, sent, got = balance[k if per_node else 0, early[m]], last_out[k], last_in[f]
-                if feeds >= 0 and mark[feeds] != s:
-                    n = _add(after, n, lo, feeds, mark, s)
-                if sent >= 0 and mark[sent] != s:
-                    n = _add(after, n, lo, sent, mark, s)
-                if got >= 0 and mark[got] != s:
-                    n = _add(after, n, lo, got, mark, s)
+                named[c], named[c + 1] = last_out[k], last_in[f]
+                named[c + 2] = balance[k if per_node else 0, early[m]]
+                c += 3
             for m in range(wire_ptr[w], wire_ptr[w + 1]):
                 last_out[w_src[m]] = s
                 last_in[w_dst[m]] = s
+        lo = n
+        for i in range(c):  # once each, ascending
+            q = named[i]
+            if q >= 0 and mark[q] != s:
+                mark[q] = s
+                at = n
+                while at > lo and after[at - 1] > q:
+                    after[at] = after[at - 1]
+                    at -= 1
+                after[at] = q
+                n += 1
         ptr[s + 1] = n
 
     pair_ptr, order = _bucketed(w_src * nodes + w_dst, nodes * nodes)
     m_stage, m_balance, m_spread = np.empty_like(w_stage), np.empty_like(w_stage), np.empty_like(w_stage)
+    m_lo, m_hi = np.empty_like(w_lo), np.empty_like(w_hi)
     for i in range(len(order)):
         m = order[i]
+        m_lo[i], m_hi[i] = w_lo[m], w_hi[m]
         m_stage[i] = wire[w_stage[m]]
         m_balance[i] = balance[w_src[m] if per_node else 0, early[m]]
         m_spread[i] = spread[w_dst[m] if per_node else 0, late[m]]
     return (
         scale_out,
         ptr,
-        after[:n],
+        after[:n].copy(),
         local,
         pair_ptr,
         m_stage,
-        w_lo[order],
-        w_hi[order],
+        m_lo,
+        m_hi,
         m_balance,
         m_spread,
     )
