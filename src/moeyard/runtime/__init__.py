@@ -25,7 +25,7 @@ from moeyard.runtime.experts import (
     grouped_matmul_fits,
 )
 from moeyard.runtime.export import export_pretrained
-from moeyard.runtime.faults import ExchangeError, Mismatch, RankLost
+from moeyard.runtime.faults import ExchangeError, Mismatch, RailLost, RankLost
 from moeyard.runtime.gradients import (
     balance_loss,
     clip_grad_norm_,
@@ -37,7 +37,8 @@ from moeyard.runtime.gradients import (
 from moeyard.runtime.groups import Yard
 from moeyard.runtime.hf import parallelize
 from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
-from moeyard.runtime.measure import measure, measure_links
+from moeyard.runtime.measure import measure, measure_links, remeasure
+from moeyard.runtime.record import Recorder, record, record_text
 from moeyard.runtime.replicas import gather_experts, refill_before_backward
 from moeyard.runtime.share import Share, Stack, expert_modules
 
@@ -46,7 +47,9 @@ __all__ = [
     "Loaded",
     "Mismatch",
     "MoELayer",
+    "RailLost",
     "RankLost",
+    "Recorder",
     "Resumed",
     "Route",
     "RouterState",
@@ -77,7 +80,10 @@ __all__ = [
     "measure",
     "measure_links",
     "parallelize",
+    "record",
+    "record_text",
     "refill_before_backward",
+    "remeasure",
     "save_checkpoint",
     "start_checkpoint",
     "sync_gradients",

@@ -5,7 +5,7 @@ channel a rank only sends or only receives: gloo's bulk data and "ready" message
 NCCL sends and receives run on separate communicators, so that separate chains overlap.
 
     gloo                   one group of all ranks per channel
-    gloo with interfaces   one group of all ranks per channel and rail, bound to the rail's interface
+    gloo with interfaces   one group per channel and rail of all ranks on nodes where the rail lives, bound to its interface
     nccl                   one group of the ranks of a rail per channel, and one of all ranks for cross-rail messages
 """
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
+from moeyard.runtime.rails import still_alive
 
 RAIL_BACKEND = "moeyard_rail"
 CROSS = -1  # the rail of a message between ranks whose nics share no rail
@@ -71,18 +72,20 @@ class Channels:
 
     def __init__(
         self,
-        families: Sequence[Sequence[int]],
+        families: dict[tuple[int, ...], Cluster],
         rank: int,
         cluster: Cluster,
         backend: str,
         timeout: float,
         interfaces: Sequence[str] | None,
         control: dist.ProcessGroup,
+        spare: str | None = None,
     ) -> None:
-        """`control`: a gloo group of this rank's family. On one node it carries the rows too: a group costs threads, and
-        waking those of two takes longer than of one."""
+        """families: each with its cluster, alike but for their rails. spare: an interface that is no rail, for nodes that share
+        none. control: a gloo group of this rank's family. On one node it carries the rows too: a group costs threads,
+        and waking those of two takes longer than of one."""
         self.rank, self.cluster, self.backend = rank, cluster, backend
-        self.bound = interfaces is not None
+        self.bound, self.spare = interfaces is not None, spare
         if interfaces is not None:
             if backend != "gloo":
                 raise InvalidCluster(
@@ -103,13 +106,13 @@ class Channels:
         shared = cluster.nodes == 1 and backend == "gloo"
         if shared:
             self.local = control
-        for family in families:
+        for family, theirs in families.items():
             mine = self._world in family
             for node in range(cluster.nodes) if per > 1 and not shared else ():
                 group = self._make(family[node * per : (node + 1) * per], backend, timeout)
                 if mine and group is not None:
                     self.local = group
-            for rail, members, name in self._rail_members(family, interfaces):
+            for rail, members, name in self._rail_members(family, theirs, interfaces):
                 for b, v in keys:
                     options = name if self.bound and name is not None else None
                     group = self._make(members, RAIL_BACKEND if options else backend, timeout, options)
@@ -120,15 +123,19 @@ class Channels:
         self.retarget(cluster)
 
     def _rail_members(
-        self, family: Sequence[int], interfaces: Sequence[str] | None
+        self, family: Sequence[int], cluster: Cluster, interfaces: Sequence[str] | None
     ) -> list[tuple[int, Sequence[int], str | None]]:
         """(rail, members, interface) of every kind of scale-out group."""
-        cluster = self.cluster
         if cluster.nodes == 1:
             return []
-        everyone: list[tuple[int, Sequence[int], str | None]] = [(CROSS, family, None)]
+        everyone: list[tuple[int, Sequence[int], str | None]] = [(CROSS, family, self.spare)]
         if interfaces is not None:
-            return [*((rail, family, name) for rail, name in enumerate(interfaces)), *everyone]
+            bound: list[tuple[int, Sequence[int], str | None]] = []
+            for rail, name in enumerate(interfaces):
+                live = [family[r] for r in range(len(family)) if cluster.rails[cluster.node(r), rail] > 0]
+                if len(live) > cluster.ranks_per_node:
+                    bound.append((rail, live, name))
+            return bound if still_alive(cluster).all() else [*bound, *everyone]
         if self.backend == "gloo":
             return everyone
         nic = [cluster.nic(r)[1] for r in range(cluster.num_ranks)]
@@ -162,13 +169,12 @@ class Channels:
         f, j = self.cluster.nic(dst)
         if k == f:
             return None
-        if i == j:
+        if i == j and not self.bound:
             return i
-        if self.bound:
-            rails = self.cluster.rails
-            for rail in (j, i, *range(self.cluster.nics_per_node)):
-                if rails[k, rail] > 0 and rails[f, rail] > 0:
-                    return int(rail)
+        rails = self.cluster.rails
+        for rail in (j, i, *range(self.cluster.nics_per_node)) if self.bound else ():
+            if rails[k, rail] > 0 and rails[f, rail] > 0:
+                return int(rail)
         return CROSS
 
     def _port(self, src: int, dst: int, peer: int) -> Port | None:

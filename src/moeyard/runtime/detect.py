@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import torch
 
 from moeyard.cluster import Cluster, Port
 from moeyard.errors import InvalidCluster
+from moeyard.formats.clusters import ClusterFile
+
+LAB = "MOEYARD_LAB"  # set for the ranks of a lab
 
 # Nominal figures where nothing better is known; `measure_links` replaces them by measured ones.
 _NVLINK = Port(400e9, 3e-6)
@@ -59,4 +64,44 @@ def detect_cluster(views: Sequence[dict[str, Any]], device: torch.device) -> Clu
         scale_out=_INFINIBAND if gpu else _ETHERNET,
         nics_per_node=nics,
         name="detected",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What a lab tells its ranks: the cluster, the interface of each rail (None: unshaped, on loopback), one that is no rail,
+    and the rows per second that an emulated accelerator computes (None: as fast as the machine does)."""
+
+    cluster: Cluster
+    interfaces: tuple[str, ...] | None
+    management: str
+    shaped: bool
+    rows_per_second: float | None
+
+    def part(self, members: Sequence[int]) -> Cluster | None:
+        """The cluster of these ranks of the lab, if they are whole nodes."""
+        c = self.cluster
+        if len(members) == c.num_ranks:
+            return c
+        nodes = sorted({c.node(r) for r in members if r < c.num_ranks})
+        if list(members) != [n * c.ranks_per_node + i for n in nodes for i in range(c.ranks_per_node)]:
+            return None
+        if c.datacenters > 1:
+            return None
+        return c.but(nodes=len(nodes), rails=c.rails[nodes], speed=c.speed[list(members)])
+
+
+def lab_place() -> Place | None:
+    """Where this rank is in a lab; None outside of one."""
+    text = os.environ.get(LAB)
+    if not text:
+        return None
+    data = json.loads(text)
+    file = ClusterFile.model_validate(data["cluster"])
+    return Place(
+        cluster=file.build(LAB),
+        interfaces=tuple(data["interfaces"]) if data["interfaces"] else None,
+        management=data["management"],
+        shaped=data["shaped"],
+        rows_per_second=file.compute.rows_per_second if file.compute else None,
     )

@@ -3,6 +3,7 @@
 ExchangeError
 +-- Mismatch    ranks disagree on splits, plan, order of calls or world; found before anything is sent
 +-- RankLost    a rank died, or did not answer within the time-out
++-- RailLost    messages stopped although all ranks live, and rails are bound: `Yard.recover` finds out which died
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Mismatch(ExchangeError):
 
 class RankLost(ExchangeError):
     """A rank died or did not answer."""
+
+
+class RailLost(ExchangeError):
+    """Messages stopped, but every rank answers: a rail may be dead. Every rank calls `yard.recover(error)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,10 @@ def accuse(
     where: dict[str, Any],
     cause: str,
     pair: tuple[int, int] | None,
-) -> RankLost:
-    """The error of a failed exchange: the ranks that are gone, else those that are elsewhere, else the pair.
+    railed: bool = False,
+) -> ExchangeError:
+    """The error of a failed exchange: the ranks that are gone, else those that are elsewhere, else the pair; with rails
+    (`railed`) that may have died, RailLost if no rank is gone.
 
     A rank that fails leaves its verdict in the store, so those who fail after it, because it left, name its culprit.
     """
@@ -158,6 +165,10 @@ def accuse(
         names = ", ".join(map(str, gone))
         return RankLost(
             f"{head}{link}: rank {names} is gone (no answer to the roll call; {reason}); restart it"
+        )
+    if railed:
+        return RailLost(
+            f"{head}{link}: {reason}; all ranks answer, a rail may be dead; call yard.recover(error) on every rank"
         )
     if late:
         place = _place(found[late[0]]) if late[0] in found else "not in this call"

@@ -20,12 +20,13 @@ from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.planners import PLANNERS
 from moeyard.runtime.buffers import Arena, Workspace
-from moeyard.runtime.channels import Channels, make_group
+from moeyard.runtime.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
 from moeyard.runtime.control import Control, Frame, share_views, small_digest
-from moeyard.runtime.detect import detect_cluster, own_view
+from moeyard.runtime.detect import detect_cluster, lab_place, own_view
 from moeyard.runtime.exchange import Recorder
-from moeyard.runtime.faults import ExchangeError, Flaw, RankLost, Watch, accuse
+from moeyard.runtime.faults import ExchangeError, Flaw, RailLost, RankLost, Watch, accuse
 from moeyard.runtime.plans import Plan, PlanCache, cluster_digest, plan_digest
+from moeyard.runtime.rails import Meeting, common_rail, dead_in_group, hear, own_nic, without
 from moeyard.schedulers import SCHEDULERS, schedule
 from moeyard.traffic import Traffic
 from moeyard.version import __version__
@@ -45,7 +46,8 @@ class Yard:
     the same experts.
 
     planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
-    the network interface of each rail. timeout: seconds until a silent rank is an error.
+    the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
+    interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Yard:
         policy: str = "auto",
         model: ModelSpec | None = None,
         interfaces: Sequence[str] | None = None,
+        management: str | None = None,
         timeout: float = 300.0,
         observer: Observer | None = None,
     ) -> None:
@@ -73,9 +76,12 @@ class Yard:
         _count += 1
         self.scheduler, self.planner, self.slots, self.policy = scheduler, planner, slots, policy
         self.model, self.timeout, self.observer = model, timeout, observer
-        self.recorder: Recorder | None = None  # set it to be told when every exchange and message began and ended
-        self.collective: Any = None  # a gloo group of all ranks: its own all-to-all carries the rows, unplanned
-        self.pace: Any = None  # an emulated accelerator: start(rows, count) and finish(rows, count) about the experts
+        # Set these to: be told when every exchange and message began and ended; let a gloo group of all ranks carry the
+        # rows by its own all-to-all, unplanned; emulate an accelerator by start(rows, count) and finish(rows, count)
+        # about the experts.
+        self.recorder: Recorder | None = None
+        self.collective: Any = None
+        self.pace: Any = None
         members, dense = _members(where)
         self.ranks = members  # global ranks, in expert-parallel order
         self.rank, self.size = members.index(dist.get_rank()), len(members)
@@ -85,10 +91,14 @@ class Yard:
             if self.backend == "nccl"
             else torch.device("cpu")
         )
+        place = lab_place()
         given = Cluster.load(cluster) if isinstance(cluster, str) else cluster
+        if given is None and place is not None:
+            given = place.part(members)
         store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
         config = self._config(cluster_digest(given) if given is not None else 0)
         view = {"members": members, "dense": dense, "config": config, **own_view()}
+        view["rails"] = None if given is None else given.rails.tolist()
         views = share_views(store, dist.get_rank(), view, range(dist.get_world_size()), timeout)
         self.cluster = given or detect_cluster([views[r] for r in members], self.device)
         if self.cluster.num_ranks != self.size:
@@ -97,29 +107,47 @@ class Yard:
                 f"{self.cluster.ranks_per_node} = {self.cluster.num_ranks}; give the cluster of one such group"
             )
         self._digest = self._config(cluster_digest(self.cluster))
-        self._make_groups(views, interfaces)
-        self.plans = PlanCache()
-        self.arena, self.workspace = Arena(), Workspace()
-        self.threads = ThreadPoolExecutor(8, thread_name_prefix="moeyard-lane")
-        self.flights = ThreadPoolExecutor(8, thread_name_prefix="moeyard-flight")
+        if interfaces is None and place is not None and place.interfaces and self.backend == "gloo":
+            fits = len(place.interfaces) == self.cluster.nics_per_node and self.cluster.nodes > 1
+            interfaces = place.interfaces if fits else None
+        self.interfaces = tuple(interfaces) if interfaces else None
+        self.management = management or (place.management if place and self.interfaces else None)
+        self._store, self.generation = store, 0  # grows with every recovery, when all groups are new
+        self._families = {f: self._family_cluster(f, views) for f in _distinct(views, "members")}
+        self._fellows = _distinct(views, "dense")
+        self.plans, self.arena, self.workspace = PlanCache(), Arena(), Workspace()
         streams: Any = torch.cuda.Stream
         self.lanes = [streams(self.device) for _ in range(2)] if self.device.type == "cuda" else []
-        self._calls, self._tags, self._history = 0, 0, 0
-        self._state, self._broken = "idle", ""
         self._fault_lock = threading.Lock()
-        self._watch = Watch(PrefixStore(f"g{members[0]}", store), self.rank, self.whereabouts)
+        self._open()
+
+    def _open(self) -> None:
+        """Everything that a lost rail takes with it: at start, and anew after `recover`."""
+        self._make_groups()
+        self.threads = ThreadPoolExecutor(8, thread_name_prefix="moeyard-lane")
+        self.flights = ThreadPoolExecutor(8, thread_name_prefix="moeyard-flight")
+        self._calls, self._tags, self._history = 0, 0, 0
+        self._state = "idle"
+        self._fault: ExchangeError | None = None
+        watched = PrefixStore(f"g{self.ranks[0]}/{self.generation}", self._store)
+        self._watch = Watch(watched, self.rank, self.whereabouts)
         self.channels.warm(self.device)
         self.closed = False
 
-    def _make_groups(self, views: dict[int, dict[str, Any]], interfaces: Sequence[str] | None) -> None:
+    def _family_cluster(self, family: tuple[int, ...], views: dict[int, dict[str, Any]]) -> Cluster:
+        """Of any expert-parallel group: as ours, but for its rails."""
+        rails = views[family[0]]["rails"]
+        return self.cluster if rails is None or family == tuple(self.ranks) else self.cluster.but(rails=rails)
+
+    def _make_groups(self) -> None:
         """All groups of all expert-parallel groups, in one order on every rank of the world."""
-        families = sorted({tuple(view["members"]) for view in views.values()})
-        fellows = sorted({tuple(view["dense"]) for view in views.values()})
-        control: dict[tuple[int, ...], Any] = {f: make_group(f, "gloo", self.timeout) for f in families}
+        families, fellows = list(self._families), self._fellows
+        control = {f: self._control_group(f) for f in families}
         self.control = Control(control[tuple(self.ranks)], self.size, self.lost)
         self.channels = Channels(
-            families, self.rank, self.cluster, self.backend, self.timeout, interfaces, self.control.group
-        )
+            self._families, self.rank, self.cluster, self.backend, self.timeout, self.interfaces,
+            self.control.group, self.management,
+        )  # fmt: skip
         self._extra: list[dist.ProcessGroup] = [self.control.group]
         self.dense_group = self.dense_control = None
         self.data_group = None
@@ -130,17 +158,36 @@ class Yard:
                     f"ranks {list(fellow)} do not divide into expert-parallel groups of one size: {own}; "
                     f"give every rank a group of the same size"
                 )
-            group = make_group(fellow, self.backend, self.timeout)
-            plain = group if self.backend == "gloo" else make_group(fellow, "gloo", self.timeout)
+            group = self._wide_group(fellow)
+            apart = self.backend != "gloo" or self.management is not None
+            plain = self._control_group(fellow) if apart else group
             if dist.get_rank() in fellow:
                 self.dense_group, self.dense_control = group, plain
                 self._extra += [group] if plain is group else [group, plain]
             for position in range(len(own[0]) if len(own) > 1 else 0):
                 data = [f[position] for f in own]
-                group = make_group(data, self.backend, self.timeout)
+                group = self._wide_group(data)
                 if dist.get_rank() in data:
                     self.data_group = group
                     self._extra.append(group)
+
+    def _control_group(self, ranks: Sequence[int]) -> Any:
+        """For small values: on the management interface where there is one, so that no rail matters."""
+        if self.management is None:
+            return make_group(ranks, "gloo", self.timeout)
+        register_rail_backend()
+        return make_group(ranks, RAIL_BACKEND, self.timeout, self.management)
+
+    def _wide_group(self, ranks: Sequence[int]) -> Any:
+        """For gradients, between any ranks: each on its own rail, or on one that lives on every node."""
+        if self.interfaces is None:
+            return make_group(ranks, self.backend, self.timeout)
+        register_rail_backend()
+        rails = np.min([c.rails.min(axis=0) for c in self._families.values()], axis=0)
+        shared = self.cluster.but(rails=np.broadcast_to(rails, self.cluster.rails.shape))
+        rail = common_rail(shared, self.cluster.nic(self.rank)[1])
+        name = self.management if rail is None else self.interfaces[rail]
+        return make_group(ranks, RAIL_BACKEND if name else self.backend, self.timeout, name)
 
     def _config(self, cluster: int) -> int:
         return small_digest(
@@ -197,9 +244,7 @@ class Yard:
             raise InvalidCluster(
                 f"no nic {rail} on node {node}: nodes are 0..{self.cluster.nodes - 1}, rails 0..{self.cluster.nics_per_node - 1}"
             )
-        rails = self.cluster.rails.copy()
-        rails[node, rail] = 0.0
-        self.set_cluster(self.cluster.but(rails=rails))
+        self.set_cluster(without(self.cluster, [(node, rail)]))
 
     def set_cluster(self, cluster: Cluster) -> None:
         """Plan for these rates and rails from now on; nodes and ranks stay as they are. Every rank calls this."""
@@ -207,6 +252,7 @@ class Yard:
         if (cluster.nodes, cluster.ranks_per_node, cluster.nics_per_node) != shape:
             raise InvalidCluster(f"the yard's groups are for (nodes, ranks, nics) {shape}; make a new Yard")
         self.cluster = cluster
+        self._families[tuple(self.ranks)] = cluster
         self._digest = self._config(cluster_digest(cluster))
         self.channels.retarget(cluster)
         self.plans.clear()
@@ -215,25 +261,72 @@ class Yard:
         return {"call": self._calls, "tag": self._tags, "state": self._state}
 
     def lost(self, cause: str, pair: tuple[int, int] | None = None) -> ExchangeError:
-        """The error of a failed exchange, after a roll call. The yard is of no use from now on."""
+        """The error of a failed exchange, after a roll call. The yard is of no use from now on, or until `recover`."""
         with self._fault_lock:
-            if self._broken:
-                return RankLost(self._broken)
+            if self._fault is not None:
+                return type(self._fault)(str(self._fault))
             where = self.whereabouts()
-            error = accuse(self._watch, self.rank, range(self.size), where, cause, pair)
-            self._broken = str(error)
-            return error
+            railed = self.interfaces is not None
+            self._fault = accuse(self._watch, self.rank, range(self.size), where, cause, pair, railed)
+            return self._fault
+
+    def settle(self) -> None:
+        """Wait until every rank of the world is here, over the control network: before the optimizer steps, say, so that all
+        notice a lost rail while the step can still be repeated."""
+        self.check_open()
+        self._state = "settle"
+        try:
+            dist.barrier(group=self.dense_control)
+        except RuntimeError as error:
+            raise self.lost(str(error)) from error
+        self._state = "idle"
+
+    def recover(self, error: BaseException, *, seconds: float = 2.0) -> list[tuple[int, int]]:
+        """After a lost rail: find the dead nics with all ranks, plan around them, make the groups anew.
+
+        Every rank of the world calls this with the error that it got: RailLost, or a RuntimeError of torch from a
+        collective outside the yard; any other error is raised again. Gives the (node, rail) that died, alike on all ranks of
+        the group; raises RankLost if none did. What was under way is lost: repeat the step from its beginning.
+        seconds: how long the ranks listen on their nics.
+        """
+        if self.interfaces is None or not isinstance(error, (RailLost, RuntimeError)):
+            raise error
+        if self._fault is None:
+            self.lost(str(error))
+        if isinstance(self._fault, RankLost):
+            raise self._fault
+        self.generation += 1
+        store = PrefixStore(f"recover/{self.generation}", self._store)
+        patience = 2 * self.timeout + 10  # others may still wait in an exchange, each for its own time-out
+        meeting = Meeting(store, dist.get_rank(), range(dist.get_world_size()), patience)
+        found = hear(
+            meeting, dist.get_rank(), *own_nic(self.cluster, self.ranks, self.rank, self.interfaces), seconds
+        )
+        dead = {f: dead_in_group(f, cluster, found) for f, cluster in self._families.items()}
+        if not any(dead.values()):
+            raise RankLost(
+                f"{error}; every rail carries messages now: raise timeout= if the network is only slow"
+            )
+        self._shut()
+        self._families = {f: without(cluster, dead[f]) for f, cluster in self._families.items()}
+        self.cluster = self._families[tuple(self.ranks)]
+        self._digest = self._config(cluster_digest(self.cluster))
+        self._open()
+        return dead[tuple(self.ranks)]
 
     def check_open(self) -> None:
-        if self._broken:
-            raise RankLost(f"this yard is of no use after: {self._broken}; make a new one")
+        if self._fault is not None:
+            fix = "call recover" if isinstance(self._fault, RailLost) else "make a new one"
+            raise type(self._fault)(f"this yard is of no use after: {self._fault}; {fix}")
         if self.closed:
             raise RankLost("this yard is closed; make a new one")
 
     def close(self) -> None:
         """Finish what runs and destroy the groups that the yard made. Every rank calls this; twice is once."""
-        if self.closed:
-            return
+        if not self.closed:
+            self._shut()
+
+    def _shut(self) -> None:
         self.closed = True
         self._watch.close()
         self.flights.shutdown(wait=True)
@@ -274,6 +367,10 @@ def _members(where: dist.ProcessGroup | DeviceMesh | None) -> tuple[list[int], l
     ep = names.index("ep") if "ep" in names else 1
     rows: list[list[int]] = (where.mesh if ep == 1 else where.mesh.T).tolist()
     return next(row for row in rows if dist.get_rank() in row), dense
+
+
+def _distinct(views: dict[int, dict[str, Any]], key: str) -> list[tuple[int, ...]]:
+    return sorted({tuple(view[key]) for view in views.values()})
 
 
 def _backend(where: dist.ProcessGroup | DeviceMesh | None) -> str:

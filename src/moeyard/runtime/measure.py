@@ -82,6 +82,63 @@ def measure_links(yard: Yard, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> 
     return cluster.but(**found)
 
 
+def remeasure(yard: Yard, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
+    """The yard's cluster with every nic's factor as it is now, alike on every rank: for a rail that became slow, or fast.
+
+    In turn k every node sends `size` bytes on each rail to the node k places on, all at once. A nic's rate is that of its best
+    message, sent or received: a healthy one has at least one healthy partner (with two nodes both ends of a slow rail
+    count as slow, which plans alike). Factors are relative to the cluster's scale-out rate and never above 1; within a
+    tenth of 1 they are 1. A dead nic stays dead.
+    """
+    cluster, per = yard.cluster, yard.cluster.ranks_per_node
+    best = np.zeros(cluster.rails.shape)
+    carrier_R = np.zeros(yard.size, np.bool_)
+    carrier_R[(np.arange(cluster.nodes)[:, None] * per + cluster.carrier_M).ravel()] = True
+    for shift in range(1, cluster.nodes):
+        to = (np.arange(yard.size) + shift * per) % yard.size
+        seconds = _message_seconds(yard, to, carrier_R, size, repeat)
+        for r in np.flatnonzero(np.isfinite(seconds)).tolist():
+            rate = size / max(seconds[r] - cluster.scale_out.latency, 1e-9)
+            for at in (cluster.nic(r), cluster.nic(int(to[r]))):
+                best[at] = max(best[at], rate)
+    factor = np.minimum(best / cluster.scale_out.bandwidth, 1.0)
+    factor[factor > 0.9] = 1.0
+    return cluster.but(rails=np.where(cluster.rails > 0, factor.round(3), 0.0))
+
+
+def _message_seconds(yard: Yard, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
+    """[rank]: the median seconds of its message on its own rail; nan where it sends none. Alike on every rank.
+
+    The receiver says how long it took: a send is done when the last byte is in the kernel's buffer.
+    """
+    cluster, me = yard.cluster, yard.rank
+    alive = np.array([cluster.rails[cluster.nic(r)] > 0 for r in range(yard.size)])
+    sends = carrier_R & alive & alive[to]
+    source = int(np.flatnonzero(to == me)[0])
+    out, into = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    took = []
+    for i in range(repeat):
+        dist.barrier(group=yard.control.group)
+        start, works = time.perf_counter(), []
+        if sends[source]:
+            port = yard.channels.receive_from[source]
+            receive = port.group.recv([into], port.peer, i)
+        if sends[me]:
+            port = yard.channels.send_to[int(to[me])]
+            works.append(port.group.send([out], port.peer, i))
+        if sends[source]:
+            receive.wait()
+            took.append(time.perf_counter() - start)
+        for work in works:
+            work.wait()
+    own = torch.full((yard.size,), -1.0, dtype=torch.float64)
+    if took:
+        own[source] = statistics.median(took)
+    dist.all_reduce(own, dist.ReduceOp.MAX, group=yard.control.group)
+    found = own.numpy()
+    return np.where(found < 0, np.nan, found)
+
+
 def _ring_seconds(yard: Yard, target: Any, size: int, repeat: int) -> float:
     """One row of `size` bytes from every rank to its target."""
     rows = np.zeros((yard.size, yard.size), np.int64)
