@@ -104,3 +104,29 @@ def list_() -> None:
         found = ask("describe", lab=name)
         spec = found["spec"]
         print(f"{name}: {spec['nodes']} x {spec['ranks_per_node']} ranks, {found['target']}")
+
+
+@app.command("check")
+def check(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+    """What this machine allows a lab to do, step by step, found by doing it. Status 1 if ranks would run unshaped."""
+    from dataclasses import asdict
+
+    from moeyard.cli.show import console, print_json, table
+    from moeyard.lab.check import check as look
+
+    steps = look()
+    whole = all(step.works for step in steps if step.needed)
+    if json:
+        print_json({"shaped": whole, "steps": [asdict(step) for step in steps]})
+    else:
+        rows = table("step", "", "")
+        for step in steps:
+            word = "works" if step.works else "refused" if step.needed else "missing"
+            rows.add_row(step.name, word, "" if step.works and step.detail.startswith("pip") else step.detail)
+        console().print(rows)
+        print(
+            "labs run here with shaped rails"
+            if whole
+            else "labs run here unshaped, on loopback: see what is refused above"
+        )
+    raise typer.Exit(0 if whole else 1)

@@ -117,7 +117,7 @@ def _run(
     command = [sys.executable, "-m", "moeyard.lab.host", str(read)]
     passed = [fd for fd in (read, theirs) if fd is not None]
     sys.stdout.flush()
-    host = subprocess.Popen(command, env=_environment(), pass_fds=passed)
+    host = subprocess.Popen(command, env=host_environment(), pass_fds=passed)
     for fd in passed:
         os.close(fd)
     received: list[bytes] = []
@@ -155,7 +155,7 @@ def _wait(host: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def _environment() -> dict[str, str]:
+def host_environment() -> dict[str, str]:
     """Ours, with this package found and one thread for each numeric library."""
     source = str(Path(__file__).resolve().parents[2])
     path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
