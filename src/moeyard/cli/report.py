@@ -1,0 +1,24 @@
+"""`moeyard report SOURCE`: a page that opens from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder that `moeyard train` wrote, or the JSON file of `moeyard lab bench`.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The HTML file; default: beside the source.")] = None,
+) -> None:
+    """Build the report page of a run or a benchmark: one HTML file with everything inside, no network needed."""
+    from moeyard.report import write_report
+
+    print(write_report(source, out))

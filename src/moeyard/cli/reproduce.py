@@ -1,0 +1,119 @@
+"""`moeyard reproduce rails | fast`: a paper's tables, its numbers beside ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moeyard.cli.show import console, print_json, table
+from moeyard.errors import MoeyardError, UnknownName
+
+if TYPE_CHECKING:
+    from moeyard.reproduce import Finding, Paper
+
+
+def run(
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER", help="rails (arXiv 2510.19262) or fast (arXiv 2505.09764).")
+    ],
+    only: Annotated[
+        list[str] | None, typer.Option(help="One of its tables by name; may be repeated.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    document: Annotated[
+        Path | None,
+        typer.Option(help="Also write the paper's chapter of this Markdown file, such as docs/reproduce.md."),
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
+) -> None:
+    """Do a paper's tables and figures again, by simulation, and say where ours differ and why."""
+    from moeyard.reproduce import PAPERS
+
+    if paper not in PAPERS:
+        raise UnknownName.of("paper", paper, PAPERS)
+    chosen = PAPERS[paper]
+    for name in only or ():
+        if name not in chosen.findings:
+            raise UnknownName.of("table", name, chosen.findings)
+    if document is not None and only:
+        raise MoeyardError("--document writes the whole chapter; leave --only out")
+    findings = _work(chosen, only or list(chosen.findings))
+    if document is not None:
+        _write_chapter(document, chosen, findings)
+    if page is not None:
+        _write_page(page, chosen, findings)
+    if json:
+        print_json(
+            {"paper": chosen.title, "link": chosen.link, "tables": [dataclasses.asdict(f) for f in findings]}
+        )
+        return
+    out = console()
+    out.print(f"{chosen.title} ({chosen.link})\n")
+    from moeyard.reproduce.tables import show
+
+    for finding in findings:
+        out.print(f"{finding.title} [{', '.join(finding.kinds)}]", markup=False, style="bold")
+        out.print(finding.conditions, markup=False)
+        lines = table(*(c if i == 0 else f">{c}" for i, c in enumerate(finding.columns)))
+        for row in finding.rows:
+            lines.add_row(*(show(cell) for cell in row))
+        out.print(lines)
+        out.print(finding.verdict + "\n", markup=False)
+    for what in (document, page):
+        if what is not None:
+            out.print(f"wrote {what}")
+
+
+def _work(paper: Paper, names: list[str]) -> list[Finding]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    found = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(task, description=f"{paper.name}: {name}")
+            found.append(paper.findings[name]())
+            progress.advance(task)
+    return found
+
+
+def _write_chapter(path: Path, paper: Paper, findings: list[Finding]) -> None:
+    """Replace what lies between this paper's marks."""
+    from moeyard.reproduce import to_markdown
+
+    first, last = (
+        f"<!-- {paper.name}: written by moeyard reproduce {paper.name} -->",
+        f"<!-- /{paper.name} -->",
+    )
+    text = path.read_text(encoding="utf-8")
+    if first not in text or last not in text:
+        raise MoeyardError(f"{path}: no place for the chapter; put the lines {first!r} and {last!r} into it")
+    before, rest = text.split(first, 1)
+    after = rest.split(last, 1)[1]
+    path.write_text(f"{before}{first}\n{to_markdown(paper, findings)}{last}{after}", encoding="utf-8")
+
+
+def _write_page(path: Path, paper: Paper, findings: list[Finding]) -> None:
+    from moeyard.report.page import Page, Section
+    from moeyard.reproduce.tables import show
+
+    sections = [
+        Section(
+            f.title, ["published", *f.kinds], f"{f.conditions} {f.verdict}", columns=f.columns,
+            rows=[[show(cell) for cell in row] for row in f.rows],
+        )
+        for f in findings
+    ]  # fmt: skip
+    lead = "The paper's figures beside ours, and a sentence where they differ."
+    made = Page(
+        f"{paper.title}: reproduced",
+        lead,
+        [("paper", paper.link)],
+        sections,
+        footer=f"Written by `moeyard reproduce {paper.name}`.",
+    )
+    path.write_text(made.html(), encoding="utf-8")

@@ -1,0 +1,232 @@
+"""`moeyard train`: a small MoE, trained with plain expert parallelism, with moeyard, or both in turn."""
+
+from __future__ import annotations
+
+import json as json_
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moeyard.cli.show import console, print_json, table
+from moeyard.errors import MoeyardError
+from moeyard.units import show_seconds
+
+if TYPE_CHECKING:
+    from moeyard.train.options import Options
+
+
+def run(
+    lab: Annotated[
+        str | None,
+        typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="plain, moeyard, direct (planned on the destination's rail), or both: plain, then moeyard; or several with commas.")] = "both",
+    skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
+    batch: Annotated[int, typer.Option(help="Sequences per rank.")] = 4,
+    length: Annotated[int, typer.Option(help="Tokens (bytes of text) of a sequence.")] = 128,
+    family: Annotated[str, typer.Option(help="A Hugging Face model type: mixtral, qwen3_moe, olmoe, ...")] = "mixtral",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of its config; may be repeated.")] = None,
+    text: Annotated[str | None, typer.Option(help="A file or folder to train on; default: the standard library's source.")] = None,
+    planner: Annotated[str, typer.Option(help="Of moeyard: where experts get replicas.")] = "auto",
+    scheduler: Annotated[str, typer.Option(help="Of moeyard: how rows cross the network.")] = "auto",
+    slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
+    compute: Annotated[float | None, typer.Option(help="Emulate accelerators of this many expert rows per second; default: what the lab says; 0: do not.")] = None,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for metrics, checkpoints and the report.")] = Path("out/train"),
+    checkpoint_every: Annotated[int, typer.Option(help="Steps; 0: only when interrupted.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints in --out.")] = False,
+    remeasure_every: Annotated[int, typer.Option(help="Measure the rails anew every so many steps; 0: never.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 60.0,
+    network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:  # fmt: skip
+    """Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.
+
+    In a lab (--lab lab-4x4) on this machine alone, or under torchrun on any cluster. Ends with a table and a report page.
+    Ctrl-C saves a checkpoint and ends; --resume goes on from there.
+    """
+    from moeyard.train.options import Options
+
+    modes = ("plain", "moeyard") if mode == "both" else tuple(mode.split(","))
+    options = Options(
+        out=str(out.resolve()), modes=modes, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
+        config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots,
+        compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
+        remeasure_every=remeasure_every, timeout=timeout,
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "stop").unlink(missing_ok=True)
+    if lab is None:
+        _under_torchrun(options, json)
+        return
+    if network not in ("auto", "rails", "loopback"):
+        raise MoeyardError(f"network {network!r} is none of auto, rails, loopback")
+    ended = in_lab(lab, options, network, quiet=json)
+    if ended["stopped"]:
+        print(f"stopped; checkpoints are in {out}; go on with --resume", file=sys.stderr)
+    if ended["summary"]:
+        _finish(out, json)
+
+
+def _fields(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise MoeyardError(f"--set {pair!r}: write KEY=VALUE, such as hidden_size=512")
+        try:
+            found[key] = json_.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def _rate(lab: str | None, given: float | None) -> float | None:
+    """Rows per second of the emulated accelerator, if any."""
+    if given is not None:
+        return given or None
+    if lab is None:
+        return None
+    from moeyard.lab import LabSpec
+
+    return LabSpec.load(lab).compute
+
+
+def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = False) -> dict[str, Any]:
+    """Compile, start the ranks, show their progress; what rank 0 returned. The first Ctrl-C asks them to save and end."""
+    from moeyard.lab import LabSpec
+    from moeyard.lab import run as run_in_lab
+    from moeyard.train.prepare import prepare
+    from moeyard.train.record import STOP
+
+    began = time.monotonic()
+    out = Console(stderr=True, highlight=False)
+    if not quiet:
+        out.print("compiling the planning kernels (cached for the next time) ...")
+    prepare(LabSpec.load(lab).cluster, options)
+    if not quiet:
+        out.print(f"compiled in {time.monotonic() - began:.0f} s; starting the ranks ...")
+
+    def interrupt(*_: Any) -> None:
+        stop = Path(options.out) / STOP
+        if stop.exists():
+            raise KeyboardInterrupt
+        stop.touch()
+        print("\nfinishing this step, then saving; once more to end at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        arguments = {"options": options, "progress": None if quiet else Bar(options.steps)}
+        how: Any = {"network": network, "show": "first", "quiet": quiet}
+        results = run_in_lab(lab, "moeyard.train.job:run_rank", arguments, **how)
+    except KeyboardInterrupt:
+        raise MoeyardError("interrupted; the ranks were ended without saving") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+        (Path(options.out) / STOP).unlink(missing_ok=True)
+    return dict(results[0])
+
+
+def _under_torchrun(options: Options, json: bool) -> None:
+    if "RANK" not in os.environ:
+        raise MoeyardError(
+            "neither --lab nor torchrun: write `moeyard train --lab lab-4x4`, or `torchrun --nproc-per-node 8 -m moeyard train`"
+        )
+    from moeyard.train.job import run_rank
+
+    ended = run_rank(options, None if json else Bar(options.steps))
+    if int(os.environ["RANK"]) == 0 and ended["summary"]:
+        _finish(Path(options.out), json)
+
+
+class Bar:
+    """Progress on rank 0's stderr: a bar on a terminal, a line a step elsewhere. Travels to the ranks, so it starts late."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._progress: Progress | None = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, mode: str, entry: dict[str, Any]) -> None:
+        if "event" in entry:
+            self._say(f"{mode:8} step {entry['step']}: {entry['event']}: {entry['detail']}")
+            return
+        done = entry["step"] + 1
+        line = f"loss {entry['loss']:.4f}  {show_seconds(entry['seconds'])}  {entry['tokens_per_s']:,.0f} tokens/s  {entry['x_bound']:.2f} x bound"
+        if not sys.stderr.isatty():
+            self._say(f"{mode:8} step {done}/{self.steps}  {line}")
+            return
+        if self._progress is None:
+            columns = (
+                TextColumn("{task.description:8}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[line]}"),
+                TimeElapsedColumn(),
+            )
+            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress.start()
+        if mode not in self._tasks:
+            self._tasks[mode] = self._progress.add_task(mode, total=self.steps, line="")
+        self._progress.update(self._tasks[mode], completed=done, line=line)
+        if done == self.steps:
+            self._progress.refresh()
+
+    def _say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"steps": self.steps, "_progress": None, "_tasks": {}}
+
+
+def _finish(out: Path, json: bool) -> None:
+    """The table, and the report page."""
+    from moeyard.report import load_run, write_report
+    from moeyard.report.run import loss_gap
+
+    run_ = load_run(out)
+    page = write_report(out)
+    if json:
+        data = json_.loads((out / "run.json").read_text())
+        print_json(data | {"loss_difference": loss_gap(run_), "report": str(page)})
+        return
+    shown = console()
+    rows = table(
+        "", ">iteration", ">exchange", ">share", ">x bound", ">waiting", ">balancedness", ">tokens/s", ">loss"
+    )
+    for m in run_.modes:
+        s = m.summary
+        rows.add_row(
+            m.name, show_seconds(s["iteration_s"]), show_seconds(s["exchange_s"]), f"{s['exchange_s'] / s['iteration_s']:.0%}",
+            f"{s['x_bound']:.2f}", show_seconds(s["wait_s"]), f"{s['balancedness']:.2f}", f"{s['tokens_per_s']:,.0f}", f"{s['loss']:.6f}",
+        )  # fmt: skip
+    shown.print()
+    shown.print(rows)
+    if len(run_.modes) > 1:
+        first, last = run_.modes[0], run_.modes[-1]
+        saved = last.summary["iteration_s"] / first.summary["iteration_s"] - 1
+        gap = loss_gap(run_)
+        same = "the same loss" if gap <= 1e-5 else "NOT the same loss"
+        shown.print(
+            f"iteration time {saved:+.0%} with {last.name}; {same} (largest difference over all steps {gap:.1e})"
+        )
+    shown.print(
+        "measured"
+        + (", with emulated accelerators" if run_.emulated else "")
+        + ": "
+        + run_.conditions["network"]
+    )
+    shown.print(f"accelerator: {run_.conditions['accelerator']}")
+    shown.print(f"report: {page}")

@@ -1,0 +1,273 @@
+"""The page of a training run, from the folder that the run wrote.
+
+run.json                  conditions and, per mode, the summary
+MODE/metrics.jsonl        one line per step, and one per event
+MODE/measured.npz         one exchange with aligned clocks, and MODE/planned.npz, the same plan simulated
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeyard.bounds import bound
+from moeyard.errors import InvalidFile
+from moeyard.report import figures
+from moeyard.report.page import Page, Section
+from moeyard.timeline import Timeline
+from moeyard.units import show_seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """One way of running the job, and what was measured of it."""
+
+    name: str
+    summary: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    planned: Timeline | None
+    measured: Timeline | None
+
+    def column(self, key: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one metric."""
+        return [int(s["step"]) for s in self.steps], [float(s[key]) for s in self.steps]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    title: str
+    conditions: Mapping[str, str]
+    emulated: bool  # compute times come from an emulated accelerator
+    shaped: bool  # the network was shaped, or is a real one
+    modes: Sequence[Mode]
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a run's folder. A file that is missing or of another kind is an error that names it."""
+    folder = Path(folder)
+    path = folder / "run.json"
+    if not path.is_file():
+        raise InvalidFile(f"{path}: no such file; give the folder that `moeyard train --out` wrote")
+    data = _read_json(path)
+    try:
+        modes = [_load_mode(folder / name, name, data["summary"][name]) for name in data["modes"]]
+        return Run(data["title"], data["conditions"], data["emulated"], data["shaped"], modes)
+    except (KeyError, TypeError) as error:
+        raise InvalidFile(
+            f"{path}: not a training run: no key {error}; write one with `moeyard train`"
+        ) from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidFile(f"{path}: not JSON: {error}") from error
+
+
+def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise InvalidFile(f"{path}: no such file; the run's folder is incomplete")
+    steps: list[Any] = []
+    events: list[Any] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise InvalidFile(f"{path}:{number}: not JSON: {error}") from error
+        (events if "event" in entry else steps).append(entry)
+    planned, measured = (
+        Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
+        for which in ("planned", "measured")
+    )
+    return Mode(name, summary, steps, events, planned, measured)
+
+
+def run_page(run: Run) -> Page:
+    """Comparison first, then where the time and the rows went, then the curves."""
+    kinds = ["measured", *(["emulated accelerator"] if run.emulated else [])]
+    sections = [_comparison(run, kinds), _parts(run, kinds)]
+    if any("rows_per_rail" in mode.summary for mode in run.modes):
+        sections.append(_rails(run))
+    sections += _exchanges(run)
+    events = [(int(e["step"]), str(e["event"])) for mode in run.modes for e in mode.events]
+    if events:
+        sections.append(_events(run))
+    sections += _curves(run, kinds, events)
+    names = " and ".join(mode.name for mode in run.modes)
+    return Page(
+        title=run.title,
+        lead=f"The same model, text and routing, trained with {names}. {_lead(run)}",
+        conditions=list(run.conditions.items()),
+        sections=sections,
+        headlines=_headlines(run),
+        footer="Written by `moeyard train`; rebuild with `moeyard report FOLDER`. Hover over a figure for its values.",
+    )
+
+
+def _lead(run: Run) -> str:
+    where = (
+        "Real bytes crossed a shaped network on one machine."
+        if run.shaped
+        else "The network was not shaped, so exchange times are those of one machine's loopback."
+    )
+    note = (
+        " Compute times are those of an emulated accelerator: real maths, then a wait."
+        if run.emulated
+        else ""
+    )
+    return where + note
+
+
+def _pair(run: Run) -> tuple[Mode, Mode] | None:
+    """What is compared: the first way and the last."""
+    return (run.modes[0], run.modes[-1]) if len(run.modes) > 1 else None
+
+
+def _headlines(run: Run) -> list[tuple[str, str]]:
+    last = run.modes[-1]
+    found = []
+    if pair := _pair(run):
+        a, b = (mode.summary["iteration_s"] for mode in pair)
+        found.append((f"{(b - a) / a:+.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
+        x, y = (mode.summary["exchange_s"] for mode in pair)
+        found.append((f"{x / y:.2f} x" if y else "-", "faster exchanges"))
+    found.append((f"{last.summary['x_bound']:.2f} x", f"the lower bound: {last.name}'s exchanges"))
+    if pair:
+        found.append((f"{loss_gap(run):.1e}", "largest difference of the loss over all steps"))
+    else:
+        found.append((f"{last.summary['tokens_per_s']:,.0f}", "tokens per second"))
+    return found
+
+
+def loss_gap(run: Run) -> float:
+    """The largest difference of the loss between any two modes at any step they share."""
+    gap = 0.0
+    losses = [{int(s["step"]): float(s["loss"]) for s in mode.steps} for mode in run.modes]
+    for other in losses[1:]:
+        gap = max([gap, *(abs(other[step] - losses[0][step]) for step in other.keys() & losses[0].keys())])
+    return gap
+
+
+def _comparison(run: Run, kinds: list[str]) -> Section:
+    columns = ("", "iteration", "exchange", "share of iteration", "x bound", "waiting", "planning", "balancedness", "tokens/s", "loss")  # fmt: skip
+    rows = []
+    for mode in run.modes:
+        s = mode.summary
+        rows.append(
+            (
+                mode.name,
+                show_seconds(s["iteration_s"]),
+                show_seconds(s["exchange_s"]),
+                f"{s['exchange_s'] / s['iteration_s']:.0%}",
+                f"{s['x_bound']:.2f}",
+                show_seconds(s["wait_s"]),
+                show_seconds(s["plan_s"]),
+                f"{s['balancedness']:.2f}",
+                f"{s['tokens_per_s']:,.0f}",
+                f"{s['loss']:.6f}",
+            )
+        )
+    note = (
+        "Per iteration, medians over the steps after the warm-up. Exchange: from the last rank's arrival to the last row's, all "
+        "exchanges of a step together. x bound: that over the least time any schedule could take for the same rows. "
+        "Waiting: for the slowest rank to arrive, mean over the ranks. Balancedness: mean over max rows computed by a rank."
+    )
+    return Section("Comparison", kinds, note, columns=columns, rows=rows, strong=[len(rows) - 1])
+
+
+def _parts(run: Run, kinds: list[str]) -> Section:
+    parts = {}
+    for mode in run.modes:
+        s = mode.summary
+        rest = s["iteration_s"] - s["exchange_s"] - s["wait_s"] - s["plan_s"]
+        parts[mode.name] = {
+            "compute": max(0.0, rest),
+            "exchange": s["exchange_s"],
+            "wait": s["wait_s"],
+            "plan": s["plan_s"],
+        }
+    note = "Compute is what is left of the iteration: the maths, the optimizer, the reduction of dense gradients."
+    return Section("Where the time goes", kinds, note, figure=figures.iteration_parts(parts))
+
+
+def _rails(run: Run) -> Section:
+    rows = {
+        mode.name: {way: np.array(mode.summary["rows_per_rail"][way], dtype=float) for way in ("out", "in")}
+        for mode in run.modes
+        if "rows_per_rail" in mode.summary
+    }
+    last = run.modes[-1].measured
+    note = (
+        "Rows that crossed each nic in one step (mean over the steps), all exchanges together. Rows that stay inside a node cross none. "
+        "With plain expert parallelism a row takes the rail of the lower of its two local ranks, as gloo does."
+    )
+    dead = None if last is None else last.cluster.rails
+    return Section("Rows per rail", ["measured"], note, figure=figures.rails_heat(rows, dead))
+
+
+def _exchanges(run: Run) -> list[Section]:
+    sections = []
+    courses: list[tuple[str, Timeline]] = []
+    least = 0.0
+    for mode in run.modes:
+        if mode.measured is None:
+            continue
+        courses.append((f"{mode.name}, measured", mode.measured))
+        least = bound(mode.measured.cluster, mode.measured.traffic)
+        if mode.planned is None:
+            continue
+        courses.append((f"{mode.name}, planned", mode.planned))
+        note = (
+            f"One dispatch of the last step ({mode.measured.scheduler}): every message between nodes, on the line of the nic that "
+            f"sends it, coloured by where it goes. Wide and pale: planned (simulated). Narrow: measured, clocks aligned over "
+            f"the ranks. Planned {show_seconds(mode.planned.makespan)}, measured {show_seconds(mode.measured.makespan)}."
+        )
+        figure = figures.timelines(mode.planned, mode.measured)
+        sections.append(
+            Section(f"One exchange, {mode.name}: planned and measured", ["measured", "simulated"], note, figure=figure)
+        )  # fmt: skip
+    if courses:
+        note = (
+            "How quickly the bytes of one dispatch arrive. The bound is that of the last mode's rows: other replicas mean other rows, "
+            "so the modes need not deliver the same number of bytes."
+        )
+        sections.append(
+            Section("Bytes arrived", ["measured", "simulated"], note, figure=figures.delivered(courses, least))
+        )  # fmt: skip
+    return sections
+
+
+def _events(run: Run) -> Section:
+    rows = [
+        (mode.name, str(e["step"]), e["event"], e.get("detail", ""))
+        for mode in run.modes
+        for e in mode.events
+    ]
+    note = "What happened to the network while the job ran, and what the job did about it."
+    return Section("Events", ["measured"], note, columns=("run", "step", "event", "detail"), rows=rows)
+
+
+def _curves(run: Run, kinds: list[str], events: list[tuple[int, str]]) -> list[Section]:
+    def lines(key: str) -> dict[str, tuple[list[int], list[float]]]:
+        return {mode.name: mode.column(key) for mode in run.modes}
+
+    gap = loss_gap(run)
+    same = f"The lines lie on each other: largest difference {gap:.1e}." if len(run.modes) > 1 else ""
+    loss = figures.over_steps(lines("loss"), "loss", events=events)
+    balance = figures.over_steps(lines("balancedness"), "mean / max rows of a rank", events=events, zero=True)
+    seconds = figures.over_steps(lines("seconds"), "seconds", events=events, zero=True)
+    ratio = figures.over_steps(lines("x_bound"), "x bound", events=events, zero=True)
+    return [
+        Section("Loss", ["measured"], same, figure=loss, wide=False),
+        Section("Balancedness", ["measured"], "1 means that every rank computes equally many rows.", figure=balance, wide=False),
+        Section("Iteration time", kinds, "", figure=seconds, wide=False),
+        Section("Exchange time over the bound", ["measured"], "", figure=ratio, wide=False),
+    ]  # fmt: skip

@@ -1,0 +1,135 @@
+"""The training loop. What a user of moeyard writes is `train_step`, `go_on_without` and the few lines of `Trainer.run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+import moeyard.runtime as yr
+from moeyard.train.accelerator import Accelerator
+from moeyard.train.meter import Meter
+from moeyard.train.model import make_config, make_model, model_spec
+from moeyard.train.options import MODES, Options
+from moeyard.train.skew import Skew
+from moeyard.train.text import Text
+
+if TYPE_CHECKING:
+    from moeyard.train.record import Record
+
+
+def train_step(
+    model: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, yard: yr.Yard, clip: float
+) -> float:
+    """One step on this rank's tokens[sequence, length + 1]; this rank's share of the whole batch's loss."""
+    logits = model(input_ids=tokens[:, :-1]).logits
+    labels = tokens[:, 1:]
+    loss_sum = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+    loss = yr.global_mean(loss_sum, labels.numel(), yard)
+    loss.backward()  # type: ignore[no-untyped-call]
+    yr.sync_gradients(model, yard)
+    yr.clip_grad_norm_(model, clip, yard)
+    yard.settle()  # a lost rail shows here at the latest, while the step can still be repeated
+    optimizer.step()
+    return float(loss.detach())
+
+
+class Trainer:
+    """One mode: a yard, a model on it, and the state of its training."""
+
+    def __init__(self, options: Options, mode: str, place: Any) -> None:
+        self.options, self.mode = options, mode
+        config = make_config(options)
+        cluster = None if place is None else place.cluster
+        spec = None if cluster is None else model_spec(config, options, cluster)
+        wanted = {
+            "scheduler": options.scheduler, "planner": options.planner, "policy": options.policy, "slots": options.slots,
+        } | MODES[mode][1]  # fmt: skip
+        if (
+            mode == "plain" and place is not None
+        ):  # rows by the backend's own all-to-all, each rank on its own rail
+            wanted |= {"interfaces": (), "management": place.management if place.shaped else None}
+        self.yard = yr.Yard(model=spec, timeout=options.timeout, **wanted)
+        if mode == "plain":
+            self.yard.collective = dist.group.WORLD
+        self.model = yr.parallelize(make_model(config, options.seed), self.yard)
+        self.spec = spec or model_spec(config, options, self.yard.cluster)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
+        self.text = Text(options.text, options.seed)
+        self.skew = Skew(self.model, options.skew, dist.get_rank(), options.seed) if options.skew else None
+        self.accelerator: Accelerator | None = None
+        if options.compute is not None:
+            self.accelerator = Accelerator(self.spec, float(self.yard.cluster.speed[self.yard.rank]))
+            self.accelerator.attach(self.model)
+            self.yard.pace = self.accelerator
+        self.meter = Meter(self.yard, self.spec.row_bytes)
+        self.first = 0
+
+    def resume(self, folder: str) -> None:
+        """Go on from the newest checkpoint there, if any."""
+        if yr.latest(folder) is not None:
+            self.first = yr.load_checkpoint(folder, self.model, self.optimizer, self.yard).step + 1
+
+    def save(self, folder: str, step: int) -> None:
+        yr.save_checkpoint(folder, self.model, self.optimizer, self.yard, step=step)
+
+    def run(self, record: Record) -> None:
+        """All steps; ends early, with a checkpoint, when `record.stop_asked()` on any rank."""
+        for step in range(self.first, self.options.steps):
+            record.cause_faults(step)
+            tokens = self.text.batch(step, dist.get_rank(), self.options.batch, self.options.length)
+            self.meter.begin()
+            while True:
+                try:
+                    share = self._step(step, tokens)
+                    break
+                except (yr.RailLost, RuntimeError) as error:
+                    record.event(step, *self.go_on_without(error))
+            metrics = self.meter.end(share, tokens.shape[0] * self.options.length, record.stop_asked())
+            stop = metrics.pop("stop")
+            record.step(step, metrics)
+            last = stop or step + 1 == self.options.steps
+            every = self.options.checkpoint_every
+            if stop or (every and (last or (step + 1) % every == 0)):
+                self.save(record.checkpoints, step)
+            if self.options.remeasure_every and (step + 1) % self.options.remeasure_every == 0 and not last:
+                record.event(step, *self.remeasure())
+            if stop:
+                record.stopped = True
+                return
+
+    def _step(self, step: int, tokens: torch.Tensor) -> float:
+        self.optimizer.zero_grad()
+        if self.skew is not None:
+            self.skew.step = step
+        if self.accelerator is not None:
+            self.accelerator.begin()
+        return train_step(self.model, self.optimizer, tokens, self.yard, self.options.clip)
+
+    def go_on_without(self, error: BaseException) -> tuple[str, str]:
+        """After a lost rail: agree on the dead nics, plan around them; the caller repeats the step. (event, detail)."""
+        began = self.meter.since_begin()
+        dead = self.yard.recover(error)
+        self.meter.forget()
+        names = ", ".join(f"node {node} rail {rail}" for node, rail in dead)
+        return (
+            "rail lost",
+            f"{names}; noticed {began:.1f} s into the step, planned anew after {self.meter.since_begin():.1f} s; step repeated",
+        )
+
+    def remeasure(self) -> tuple[str, str]:
+        """Measure the rails and plan for what they give now. (event, detail)."""
+        before, found = self.yard.cluster.rails, yr.remeasure(self.yard)
+        changed = [
+            f"node {node} rail {rail} at {found.rails[node, rail]:.2f}"
+            for node, rail in zip(*np.nonzero(found.rails != before), strict=True)
+        ]
+        if changed:
+            self.yard.set_cluster(found)
+        return "rails measured", "; ".join(changed) or "as planned for"
+
+    def close(self) -> None:
+        self.yard.close()

@@ -1,0 +1,243 @@
+"""What every step is measured by: few keys, the same for all modes, agreed over the ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeyard.arrays import FloatArray, IntArray
+from moeyard.bounds import bound
+from moeyard.schedule import MESSAGE
+from moeyard.timeline import Timeline
+from moeyard.train.clocks import clock_offsets
+
+if TYPE_CHECKING:
+    from moeyard.runtime import Yard
+    from moeyard.runtime.exchange import Mark
+    from moeyard.runtime.plans import Plan
+
+
+@dataclass
+class Flown:
+    """One exchange, as this rank saw it."""
+
+    plan: Plan
+    backward: bool
+    began: float
+    ended: float
+    marks: list[Mark] = field(repr=False)
+
+
+class Meter:
+    """Watches a yard. `begin()`, run the step, `end(...)`: the step's metrics, the same on every rank.
+
+    exchange: from the last rank's arrival at an exchange to the last rank's end, added up. wait: what a rank waits for
+    the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank.
+    """
+
+    def __init__(self, yard: Yard, row_bytes: int) -> None:
+        self.yard, self.row_bytes = yard, row_bytes
+        self.offsets = clock_offsets(yard)
+        self.flown: list[Flown] = []
+        self.spans: list[tuple[str, float, float]] = []  # kind, begin, end; for the picture of a step
+        self._plan_s = self._wait_s = 0.0
+        self._agreed: float | None = None
+        self._began = 0.0
+        self._bounds: dict[int, float] = {}
+        yard.recorder = lambda *exchange: self.flown.append(Flown(*exchange))
+        self._wrap("agree", self._agree)
+        self._wrap("plan", self._plan)
+
+    def _wrap(self, name: str, timed: Callable[..., Any]) -> None:
+        """The yard's own method, timed: planning is what lies between the counts and the plan."""
+        original = getattr(self.yard, name)
+        setattr(self.yard, name, lambda *a, **k: timed(original, *a, **k))
+
+    def _agree(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        began = time.monotonic()
+        values = original(*arguments, **named)
+        self._agreed = time.monotonic()
+        self._wait_s += self._agreed - began
+        self.spans.append(("wait", began, self._agreed))
+        return values
+
+    def _plan(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        began = time.monotonic() if self._agreed is None else self._agreed
+        self._agreed = None
+        plan = original(*arguments, **named)
+        ended = time.monotonic()
+        self._plan_s += ended - began
+        self.spans.append(("plan", began, ended))
+        return plan
+
+    def begin(self) -> None:
+        """All ranks together."""
+        self.flown.clear()
+        self.spans.clear()
+        self.yard.control.gather(np.zeros(1, np.int64))
+        self._plan_s = self._wait_s = 0.0
+        self._began = time.monotonic()
+
+    def since_begin(self) -> float:
+        """Seconds since the step began on this rank."""
+        return time.monotonic() - self._began
+
+    def forget(self) -> None:
+        """The step is repeated: only its second try counts, but for the iteration's own time."""
+        self.flown.clear()
+        self.spans.clear()
+        self._plan_s = self._wait_s = 0.0
+
+    def end(self, loss_share: float, tokens: int, stop: bool = False) -> dict[str, Any]:
+        """Metrics of the step just done. `stop`: true on all ranks if it is on any."""
+        mine = [self._began, time.monotonic(), self._plan_s, self._wait_s]
+        mine += [t for one in self.flown for t in (one.began, one.ended)]
+        offset = self.offsets[self.yard.rank]
+        times = np.array(mine)
+        times[:2] -= offset
+        times[4:] -= offset
+        # As whole nanoseconds; the loss keeps its bits.
+        packed = np.concatenate([(times * 1e9).round(), [stop, tokens]]).astype(np.int64)
+        packed = np.append(packed, np.float64(loss_share).view(np.int64))
+        heard = self.yard.control.gather(packed)
+        seconds = heard[:, :-3] / 1e9
+        spans = seconds[:, 4:].reshape(len(heard), -1, 2)
+        iteration = float(seconds[:, 1].max() - seconds[:, 0].max())
+        arrived, ended = spans[:, :, 0].max(axis=0), spans[:, :, 1].max(axis=0)
+        exchange = float((ended - arrived).sum())
+        wait = float((arrived - spans[:, :, 0]).mean(axis=0).sum() + seconds[:, 3].mean())
+        least = sum(self._bound(one.plan) for one in self.flown)
+        loads = [
+            one.plan.traffic.rows.sum(axis=0) for one in self.flown
+            if not one.backward and one.plan.traffic.row_bytes == self.row_bytes
+        ]  # fmt: skip
+        loads = loads[
+            : max(1, len(loads) // 2)
+        ]  # the forward's dispatches; the backward's way back comes after
+        balance = float(np.mean([load.mean() / load.max() for load in loads])) if loads else 1.0
+        return {
+            "loss": float(heard[:, -1].copy().view(np.float64).sum()),
+            "seconds": iteration,
+            "tokens_per_s": float(heard[:, -2].sum() / iteration),
+            "overload": 1 / balance,
+            "balancedness": balance,
+            "rows_per_rail": {way: rows.tolist() for way, rows in self.rows_per_rail().items()},
+            "plan_s": float(seconds[:, 2].max()),
+            "exchange_s": exchange,
+            "wait_s": wait,
+            "x_bound": exchange / least if least else 1.0,
+            "stop": bool(heard[:, -3].any()),
+        }
+
+    def _bound(self, plan: Plan) -> float:
+        if plan.digest not in self._bounds:
+            self._bounds[plan.digest] = bound(self.yard.cluster, plan.traffic)
+            if len(self._bounds) > 1000:
+                self._bounds.clear()
+                return bound(self.yard.cluster, plan.traffic)
+        return self._bounds[plan.digest]
+
+    def rows_per_rail(self) -> dict[str, IntArray]:
+        """Rows (of the model's row size) that left and entered each nic in this step: [node, rail].
+
+        From the messages that the ranks sent; gloo's own all-to-all tells none, and takes the rail of the lower of the
+        two local ranks.
+        """
+        cluster = self.yard.cluster
+        shape = (cluster.nodes, cluster.nics_per_node)
+        out, into = np.zeros(shape), np.zeros(shape)
+        if self.yard.collective is not None:
+            for one in self.flown:
+                moved: Any = one.plan.traffic.rows * (one.plan.traffic.row_bytes / self.row_bytes)
+                _add_gloo(cluster, moved.T if one.backward else moved, out, into)
+            return {"out": out.round().astype(np.int64), "in": into.round().astype(np.int64)}
+        node = self.yard.rank // cluster.ranks_per_node
+        for one in self.flown:
+            weight = one.plan.traffic.row_bytes / self.row_bytes
+            for _, peer, rows, sent, _, _ in one.marks:
+                rail = (self.yard.channels.send_to if sent else self.yard.channels.receive_from)[peer].rail
+                if rail is not None and rail >= 0:
+                    (out if sent else into)[node, rail] += rows * weight
+        mine = np.concatenate([out.ravel(), into.ravel()]).round().astype(np.int64)
+        total = self.yard.control.gather(mine).sum(axis=0).reshape(2, *shape)
+        return {"out": total[0], "in": total[1]}
+
+    # pictures
+
+    def timeline(self) -> tuple[Timeline, Any] | None:
+        """(measured course, schedule) of the step's largest dispatch, on rank 0; every rank calls this."""
+        sizes = [
+            int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0 for one in self.flown
+        ]
+        heard = self.yard.control.gather(np.array(sizes, np.int64)).max(axis=0)
+        if not heard.any():
+            return None
+        one = self.flown[int(np.argmax(heard))]
+        marks = self._gather_marks(one)
+        if self.yard.rank:
+            return None
+        return measured_timeline(self.yard.cluster, one, marks, self.offsets), one.plan.schedule
+
+    def step_spans(self, accelerator: Any) -> list[list[tuple[str, float, float]]]:
+        """By rank: (kind, begin, end) of what the last step did, in seconds since it began; every rank calls this."""
+        import torch.distributed as dist
+
+        zero = float(self.yard.control.gather(np.array([int(self._began * 1e9)], np.int64)).max()) / 1e9
+        offset = zero + float(self.offsets[self.yard.rank])
+        spans = list(self.spans)
+        if accelerator is not None:
+            spans += [span for span in accelerator.spans if span[1] >= self._began]
+        for one in self.flown:
+            kind = "exchange" if one.plan.traffic.row_bytes == self.row_bytes else "gather"
+            spans.append((kind, one.began, one.ended))
+        mine = [
+            (kind, begin - offset, end - offset) for kind, begin, end in sorted(spans, key=lambda s: s[1])
+        ]
+        heard: list[Any] = [None] * self.yard.size
+        dist.all_gather_object(heard, mine, group=self.yard.control.group)
+        return heard
+
+    def _gather_marks(self, one: Flown) -> list[list[Mark]]:
+        import torch.distributed as dist
+
+        heard: list[Any] = [None] * self.yard.size
+        dist.all_gather_object(heard, one.marks, group=self.yard.control.group)
+        return heard
+
+
+def _add_gloo(cluster: Any, rows_RR: FloatArray, out: FloatArray, into: FloatArray) -> None:
+    nic = np.array([cluster.nic(r)[1] for r in range(cluster.num_ranks)])
+    node = cluster.node_R
+    src, dst = np.nonzero(rows_RR * (node[:, None] != node[None, :]))
+    rail = np.minimum(nic[src], nic[dst])
+    np.add.at(out, (node[src], rail), rows_RR[src, dst])
+    np.add.at(into, (node[dst], rail), rows_RR[src, dst])
+
+
+def measured_timeline(cluster: Any, one: Flown, marks_R: list[list[Mark]], offsets: FloatArray) -> Timeline:
+    """A message starts when both its ends have posted it, and ends when its receiver has it. Zero: the first to begin."""
+    posted: dict[tuple[int, int, int], float] = {}
+    found: dict[tuple[int, int, int], tuple[float, float, int]] = {}
+    for rank, marks in enumerate(marks_R):
+        for stage, peer, _, sent, at, _ in marks:
+            if sent:
+                posted[stage, rank, peer] = at - offsets[rank]
+    for rank, marks in enumerate(marks_R):
+        for stage, peer, rows, sent, at, done in marks:
+            if not sent:
+                key = (stage, peer, rank)
+                found[key] = (max(at - offsets[rank], posted[key]), done - offsets[rank], rows)
+    keys = sorted(found)
+    zero = min((found[key][0] for key in keys), default=0.0)
+    start = np.array([found[key][0] - zero for key in keys])
+    end = np.array([found[key][1] - zero for key in keys])
+    table = np.array([(*key, found[key][2]) for key in keys], dtype=np.int64).reshape(len(keys), 4)
+    messages = np.ascontiguousarray(table).view(MESSAGE).reshape(len(keys)).view(np.recarray)
+    return Timeline(
+        cluster=cluster, traffic=one.plan.traffic, scheduler=one.plan.schedule.scheduler, messages=messages,
+        start_M=start, first_M=start, end_M=end, cause_M=np.full(len(keys), -1, np.int64),
+    )  # fmt: skip

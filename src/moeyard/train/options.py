@@ -1,0 +1,65 @@
+"""What a training run is asked to do. Imports no torch: the command line reads it first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from moeyard.errors import MoeyardError, UnknownName
+
+# name -> (what it is, options of the yard)
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (
+        "expert parallelism by all_to_all_single, experts at home",
+        {"scheduler": "direct", "planner": "static", "policy": "home"},
+    ),
+    "direct": (
+        "each row on its destination's rail, experts at home",
+        {"scheduler": "direct", "planner": "static", "policy": "home"},
+    ),
+    "moeyard": ("planned exchanges, replicas of hot experts", {}),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that the ranks need to know; the same on each."""
+
+    out: str
+    modes: tuple[str, ...] = ("plain", "moeyard")
+    steps: int = 16
+    warmup: int = 2  # first steps that count for the loss but not for the times
+    batch: int = 4  # sequences per rank
+    length: int = 128  # tokens of a sequence
+    family: str = "mixtral"
+    config: dict[str, Any] = field(default_factory=dict)  # fields of the Hugging Face config
+    text: str | None = None  # a file or folder; None: the standard library's source
+    skew: str | None = None  # a trace whose distribution over the experts the routing follows
+    planner: str = "auto"
+    scheduler: str = "auto"
+    policy: str = "auto"
+    slots: int | None = 1
+    compute: float | None = None  # rows per second of an emulated accelerator; None: as fast as it goes
+    learning_rate: float = 1e-3
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_every: int = 0
+    resume: bool = False
+    remeasure_every: int = 0  # steps; 0: only after a rail was lost
+    timeout: float = 60.0
+    faults: tuple[tuple[int, str, int, int, float], ...] = ()  # step, break | slow | mend, node, rail, factor
+
+    def __post_init__(self) -> None:
+        for mode in self.modes:
+            if mode not in MODES:
+                raise UnknownName.of("mode", mode, MODES)
+        for what, least in (("steps", 1), ("warmup", 0), ("batch", 1), ("length", 2)):
+            if getattr(self, what) < least:
+                raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
+        if self.compute is not None and not self.compute > 0:
+            raise MoeyardError(f"compute must be positive rows per second, got {self.compute}")
+
+    @property
+    def tokens(self) -> int:
+        """Per rank and step."""
+        return self.batch * self.length

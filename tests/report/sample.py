@@ -1,0 +1,95 @@
+"""A run's folder as `moeyard train` writes it, with figures from the simulator in place of measured ones."""
+
+import json
+
+import numpy as np
+
+import moeyard as my
+from moeyard.timeline import Timeline
+
+
+def cluster():
+    return my.Cluster(4, 4, my.Port(400e6, 1e-4), my.Port(6.25e6, 1e-3), name="4 nodes x 4 rails")
+
+
+def stretched(timeline, factor):
+    """The same course, slower: what a real network might make of it."""
+    fields = {
+        name: getattr(timeline, name) for name in ("cluster", "traffic", "scheduler", "messages", "cause_M")
+    }
+    return Timeline(
+        **fields,
+        start_M=timeline.start_M * factor,
+        first_M=timeline.first_M * factor,
+        end_M=timeline.end_M * factor,
+    )
+
+
+def write_run(folder, steps=12, events=()):
+    machines = cluster()
+    traffic = my.workload("zipf:1.2", 16, mb=1.0, row_bytes=1024)
+    run = {
+        "title": "A Mixtral, trained both ways in the default lab",
+        "conditions": {"cluster": "4 nodes x 4 rails of 50 Mbit/s", "law": "ideal", "machine": "2 cores"},
+        "emulated": True,
+        "shaped": True,
+        "modes": ["plain", "moeyard"],
+        "summary": {},
+    }
+    for name, scheduler, slow, balance in (("plain", "direct", 1.3, 0.35), ("moeyard", "auto", 1.1, 0.93)):
+        (folder / name).mkdir(parents=True)
+        planned = my.simulate(machines, my.schedule(machines, traffic, scheduler))
+        planned.save(folder / name / "planned.npz")
+        measured = stretched(planned, slow)
+        measured.save(folder / name / "measured.npz")
+        least = my.bound(machines, traffic)
+        lines = []
+        for step in range(steps):
+            exchange = 8 * measured.makespan * (1 + 0.05 * np.sin(step))
+            lines.append(
+                {
+                    "step": step,
+                    "loss": 5.5 * np.exp(-step / 9) + 2,
+                    "seconds": exchange + 0.8 / balance,
+                    "tokens_per_s": 4096 / (exchange + 0.8 / balance),
+                    "overload": 1 / balance,
+                    "balancedness": balance + 0.02 * np.cos(step),
+                    "plan_s": 0.02,
+                    "exchange_s": exchange,
+                    "wait_s": 0.3 * (1 - balance),
+                    "x_bound": exchange / 8 / least,
+                }
+            )
+        rows = {"out": measured.rails_out * 1000, "in": measured.rails_in * 1000}
+        last = lines[-1]
+        run["summary"][name] = {
+            "iteration_s": last["seconds"],
+            **{k: last[k] for k in last if k not in ("step", "seconds")},
+            "rows_per_rail": {way: side.round().tolist() for way, side in rows.items()},
+        }
+        if name == "moeyard":
+            lines += [dict(event) for event in events]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / name / "metrics.jsonl").write_text(text)
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def bench_data():
+    machines = cluster()
+    cells = []
+    for kind in ("balanced", "random", "zipf:1.2", "hot:0.25", "sparse:0.1"):
+        traffic = my.workload(kind, 16, mb=2.8, row_bytes=1024)
+        least = my.bound(machines, traffic)
+        results = []
+        for name in ("direct", "ecmp", "spread", "rails", "shot", "fast", "auto"):
+            guess = my.estimate(machines, my.schedule(machines, traffic, name))
+            seconds = guess * 1.08
+            results.append(
+                {
+                    "scheduler": name, "median_s": seconds, "low_s": 0.95 * seconds, "high_s": 1.06 * seconds,
+                    "x_bound": seconds / least, "predicted_s": guess, "busbw": 2.8e6 / seconds,
+                }
+            )  # fmt: skip
+        cells.append({"traffic": kind, "bound_s": least, "results": results})
+    return {"conditions": {"cluster": "4 nodes x 4 rails of 50 Mbit/s"}, "traffics": cells}
