@@ -48,6 +48,12 @@ SMALL = {
     "num_mtp_layers": 0,
     "num_nextn_predict_layers": 0,
     "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "dropout": 0.0,
+    "dropout_rate": 0.0,
+    "hidden_dropout": 0.0,
+    "moe_token_dropout": 0.0,
+    "router_jitter_noise": 0.0,
     "use_cache": False,
     "output_router_logits": False,
 }
@@ -361,6 +367,6 @@ FAMILIES = {
                 "expert_capacity": 3,
             },
         ),
-        Family("doge", "DogeConfig", "DogeForCausalLM"),
+        Family("doge", "DogeConfig", "DogeForCausalLM", {"is_moe": True, "num_experts": 16}),
     )
 }

@@ -181,7 +181,7 @@ def one_family(rank, world, family, dtype_name="float64", cases=("no replicas", 
     torch.set_default_dtype(dtype)
     keep = KeepFloat64() if dtype == torch.float64 else contextlib.nullcontext()
     found = {}
-    with keep, yr.Yard(cluster=cluster_of(world), timeout=30) as yard:
+    with keep, yr.Yard(cluster=cluster_of(world), scheduler="fast", timeout=30) as yard:
         reference = Reference(family, dtype, world)
         for case in cases:
             name, _, checkpointed = case.partition(" + ")
@@ -208,9 +208,16 @@ def prepare():
     transformers.utils.logging.set_verbosity(logging.ERROR)
     for family in FAMILIES.values():
         importlib.import_module(f"transformers.models.{family.name}.modeling_{family.name}")
-    from oracle_cases import prepare as kernels
+    import numpy as np
 
-    kernels()
+    import moeyard as my
+
+    cluster = cluster_of(4)
+    demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, 6)))
+    for planner, slots, policy in REPLICAS.values():
+        served = my.assign(cluster, demand, my.place(cluster, demand, planner, slots), policy)
+        schedule = my.schedule(cluster, served.traffic(8), "fast")
+        my.lower(schedule, 0), my.lower(schedule.reversed(), 0)
 
 
 def one_family_safe(rank, world, family, dtype_name="float64", cases=("no replicas", "replicas")):

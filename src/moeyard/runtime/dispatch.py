@@ -145,8 +145,8 @@ def dispatch(
     return permute(arrived, route.grouped, route.ungrouped), route
 
 
-def combine(rows: torch.Tensor, route: Route, top_k_weights: torch.Tensor) -> torch.Tensor:
-    """The experts' results back at their tokens, summed with the weights[T, K] of the choices."""
+def combine(rows: torch.Tensor, route: Route, top_k_weights: torch.Tensor | None) -> torch.Tensor:
+    """The experts' results back at their tokens, summed with the weights[T, K] of the choices, or plainly."""
     if rows.shape[0] != sum(route.counts):
         raise InvalidDemand(
             f"combine got {rows.shape[0]} rows, but dispatch gave {sum(route.counts)}; return one row per row, in order"
@@ -154,7 +154,7 @@ def combine(rows: torch.Tensor, route: Route, top_k_weights: torch.Tensor) -> to
     back = send_rows(permute(rows, route.ungrouped, route.grouped), route.plan, route.yard, backward=True)
     back = permute(back, route.unsent, route.sent)
     back = back.view(route.tokens, route.top_k, rows.shape[1])
-    return (back * top_k_weights.unsqueeze(-1)).sum(1)
+    return back.sum(1) if top_k_weights is None else (back * top_k_weights.unsqueeze(-1)).sum(1)
 
 
 def choose_placement(yard: Yard, demand: Demand, home_E: IntArray) -> Placement:

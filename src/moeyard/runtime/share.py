@@ -31,12 +31,14 @@ from moeyard.errors import InvalidPlacement
 class Stack:
     """One stacked parameter: [own experts, ...] under `name`; in the plain model `rows` of dimension 0 of `key` an expert.
 
-    rows 0: the plain model has one tensor for each expert, and `key` has "{e}" in it.
+    rows 0: the plain model has one tensor for each expert, and `key` has "{e}" in it. unused: rows of the plain tensor behind
+    the last expert's that nothing computes with.
     """
 
     name: str
     key: str
     rows: int = 1
+    unused: int = 0
 
     def place(self, expert: int) -> tuple[str, slice | None]:
         """(key of the plain tensor relative to the module, its rows that are this expert's or None for all)."""

@@ -7,6 +7,7 @@ class by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,73 +33,64 @@ def experts_forward(
     share = getattr(module, "expert_share", None)
     if share is None:
         return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
-    rows, route, weights, hosted = enter(module, hidden_states, top_k_index)
-    rows = _two_matmuls(module, rows, route, weights, hosted)
-    return leave(rows, route, hosted, top_k_weights, hidden_states.dtype)
+    transposed, biased = module.is_transposed, module.has_bias
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+
+    def expert(rows: torch.Tensor, by: By) -> torch.Tensor:
+        rows = by(rows, up, transposed=transposed, bias=f"{up}_bias" if biased else None)
+        rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
+        rows = by(rows, "down_proj", transposed=transposed, bias="down_proj_bias" if biased else None)
+        return module.post_expert_norm(rows) if getattr(module, "has_post_expert_norm", False) else rows
+
+    return through(module, hidden_states, top_k_index, expert, top_k_weights)
 
 
-def enter(
-    module: Any, x_TD: torch.Tensor, index: torch.Tensor
-) -> tuple[torch.Tensor, Route, dict[str, torch.Tensor], Hosted | None]:
-    """The rows for the experts hosted here, their route, and the stacked parameters of these experts by name."""
+class By:
+    """The matrices of the experts hosted here: `by(rows, name)` multiplies each expert's rows by its own."""
+
+    def __init__(self, route: Route, weights: dict[str, torch.Tensor], hosted: Hosted | None) -> None:
+        self.route, self.weights, self.hosted = route, weights, hosted
+
+    def __call__(
+        self, rows: torch.Tensor, name: str, *, transposed: bool = False, bias: str | None = None
+    ) -> torch.Tensor:
+        route, weights = self.route, self.weights
+        place = list(weights).index(name)
+        out = grouped_linear(rows, weights[name], route, self.hosted, place, transposed=transposed)
+        if bias is None:
+            return out
+        counts = torch.diff(route.ends, prepend=route.ends.new_zeros(1))
+        return out + torch.repeat_interleave(weights[bias], counts, dim=0, output_size=len(rows))
+
+
+def through(
+    module: Any,
+    x_TD: torch.Tensor,
+    index: torch.Tensor,
+    expert: Callable[[torch.Tensor, By], torch.Tensor],
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x through the experts that index[T, K] or index[T] names, and back: one row a token, summed with `weights` or plainly.
+
+    `expert(rows, by)` computes the rows of all experts hosted here, grouped by expert, with the module's stacks.
+    """
     share: Share = module.expert_share
     yard: Yard = module.expert_yard
     names = module.expert_parameter_names
     dtype = _dtype(x_TD, getattr(module, names[0]))
-    index = index.reshape(len(x_TD), -1)
-    rows, route = dispatch(x_TD.to(dtype), index, yard, share.num_experts, home_E=share.home_E)
+    rows, route = dispatch(
+        x_TD.to(dtype), index.reshape(len(x_TD), -1), yard, share.num_experts, home_E=share.home_E
+    )
     homes = [getattr(module, name).to(dtype) for name in names]
-    weights, hosted = gather_experts(yard, route.placement, homes)
+    stacks, hosted = gather_experts(yard, route.placement, homes)
     if yard.pace is not None:
         rows = yard.pace.start(rows, sum(route.counts))
-    return rows, route, dict(zip(names, weights, strict=True)), hosted
-
-
-def leave(
-    rows: torch.Tensor, route: Route, hosted: Hosted | None, weights: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """The tokens' results, back in the dtype that the model computes in."""
-    if route.yard.pace is not None:
-        rows = route.yard.pace.finish(rows, sum(route.counts))
-    rows = refill_before_backward(rows, hosted)
-    return combine(rows, route, weights.reshape(route.tokens, route.top_k)).to(dtype)
-
-
-def linear(
-    rows: torch.Tensor,
-    route: Route,
-    weights: dict[str, torch.Tensor],
-    hosted: Hosted | None,
-    name: str,
-    *,
-    transposed: bool = False,
-    bias: str | None = None,
-) -> torch.Tensor:
-    """Each expert's rows by its matrix `name`, plus its `bias`."""
-    place = list(weights).index(name)
-    out = grouped_linear(rows, weights[name], route, hosted, place, transposed=transposed)
-    if bias is None:
-        return out
-    counts = torch.diff(route.ends, prepend=route.ends.new_zeros(1))
-    return out + torch.repeat_interleave(weights[bias], counts, dim=0, output_size=len(rows))
-
-
-def _two_matmuls(
-    module: Any, rows: torch.Tensor, route: Route, weights: dict[str, torch.Tensor], hosted: Hosted | None
-) -> torch.Tensor:
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    transposed = module.is_transposed
-
-    def by(rows: torch.Tensor, name: str) -> torch.Tensor:
-        bias = f"{name}_bias" if module.has_bias else None
-        return linear(rows, route, weights, hosted, name, transposed=transposed, bias=bias)
-
-    rows = by(rows, up)
-    rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
-    rows = by(rows, "down_proj")
-    if getattr(module, "has_post_expert_norm", False):
-        rows = module.post_expert_norm(rows)
-    return rows
+    rows = expert(rows, By(route, dict(zip(names, stacks, strict=True)), hosted))
+    if yard.pace is not None:
+        rows = yard.pace.finish(rows, sum(route.counts))
+    if weights is not None:
+        weights = weights.reshape(route.tokens, route.top_k)
+    return combine(refill_before_backward(rows, hosted), route, weights).to(x_TD.dtype)
 
 
 def _dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:

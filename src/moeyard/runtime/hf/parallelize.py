@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from moeyard.arrays import IntArray
@@ -15,7 +15,9 @@ from moeyard.placement import Placement
 from moeyard.planners.static import static_homes
 from moeyard.runtime.gradients import expert_parameters
 from moeyard.runtime.hf.compute import NAME, on_interface, register
-from moeyard.runtime.share import Share, Stack, expert_modules
+from moeyard.runtime.hf.find import find
+from moeyard.runtime.hf.places import Place
+from moeyard.runtime.share import Share, expert_modules
 
 if TYPE_CHECKING:
     from moeyard.runtime.groups import Yard
@@ -32,75 +34,34 @@ def parallelize(model: Any, yard: Yard, *, homes: Homes = None) -> Any:
     register()
     if any(True for _ in expert_modules(model)):
         raise InvalidModel(f"{type(model).__name__} is expert-parallel already; parallelize it once")
-    found = [(name, module) for name, module in model.named_modules() if on_interface(module)]
-    if not found:
-        raise InvalidModel(
-            f"{type(model).__name__}: no routed experts found; missing: a module on transformers' experts interface "
-            f"(@use_experts_implementation)"
-        )
-    kept: dict[int, nn.Parameter] = {}
-    for name, module in found:
-        cut(name, module, yard, interface_stacks(name, module), _homes(homes, name), kept)
-    _choose(model, [module for _, module in found])
+    places = find(model)
+    uses = Counter(id(place.whole(stack)[0]) for place in places for stack in place.stacks)
+    shared: dict[int, nn.Parameter | None] = {key: None for key, count in uses.items() if count > 1}
+    for place in places:
+        _cut(place, yard, _homes(homes, place.name), shared)
+    _choose(model, [place.module for place in places if on_interface(place.module)])
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
     return model
 
 
-def interface_stacks(name: str, module: Any) -> tuple[Stack, ...]:
-    """The stacked parameters that the interface's flags promise."""
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    wanted = [up, "down_proj"]
-    if module.has_bias:
-        wanted += [f"{up}_bias", "down_proj_bias"]
-    has = dict(module.named_parameters(recurse=False))
-    where = f"{name} ({type(module).__name__})"
-    missing = [one for one in wanted if one not in has]
-    if missing:
-        raise InvalidModel(f"{where}: missing parameters {missing}; it has {sorted(has)}")
-    experts = len(has[up])
-    others = [one for one, p in has.items() if one not in wanted and p.ndim and len(p) == experts]
-    if others:
-        raise InvalidModel(
-            f"{where}: parameters {others} are per expert, and the experts interface does not name them"
-        )
-    return tuple(Stack(one, one) for one in wanted)
-
-
-def cut(
-    name: str,
-    module: Any,
-    yard: Yard,
-    stacks: tuple[Stack, ...],
-    homes: Placement | IntArray | None,
-    kept: dict[int, nn.Parameter],
+def _cut(
+    place: Place, yard: Yard, homes: Placement | IntArray | None, shared: dict[int, nn.Parameter | None]
 ) -> None:
-    """Leave this rank's experts in the stacked parameters of a module. `kept`: parameters cut before, for layers that share."""
-    where = f"{name} ({type(module).__name__})"
-    wholes = {stack.name: getattr(module, stack.name) for stack in stacks}
-    for one, whole in wholes.items():
-        if not whole.is_floating_point() or hasattr(whole, "full_tensor"):
-            raise InvalidModel(
-                f"{where}: {one} is {type(whole).__name__} of {whole.dtype}; parallelize takes plain floating-point "
-                f"parameters, neither quantized nor sharded by something else"
-            )
-    sizes = {len(whole) for whole in wholes.values()}
-    if len(sizes) != 1:
-        raise InvalidModel(f"{where}: stacks of {sorted(sizes)} experts; they must agree")
-    share = Share(_home_E(where, homes, sizes.pop(), yard), yard.rank, stacks)
-    for one, whole in wholes.items():
-        if id(whole) not in kept:
-            kept[id(whole)] = _own_part(whole, share.own)
-        setattr(module, one, kept[id(whole)])
+    """Leave this rank's experts in the module. `shared`: own stacks by the plain ones that several layers use."""
+    module = place.module
+    share = Share(_home_E(place, homes, yard), yard.rank, place.stacks)
+    own = {}
+    for stack in place.stacks:
+        key = id(place.whole(stack)[0])
+        before = shared.get(key)
+        own[stack.name] = place.own(stack, share.own) if before is None else before
+        if key in shared:
+            shared[key] = own[stack.name]
+    place.finish()
+    for name, parameter in own.items():
+        setattr(module, name, parameter)
     module.expert_share, module.expert_yard = share, yard
-    module.expert_parameter_names = tuple(wholes)
-
-
-def _own_part(whole: nn.Parameter, own: tuple[int, ...]) -> nn.Parameter:
-    with torch.no_grad():
-        part = whole.index_select(0, torch.tensor(own, dtype=torch.int64, device=whole.device))
-    parameter = nn.Parameter(part, requires_grad=whole.requires_grad)
-    parameter.__dict__.update(whole.__dict__)  # transformers keeps marks such as _is_hf_initialized there
-    return parameter
+    module.expert_parameter_names = tuple(own)
 
 
 def _homes(homes: Homes, name: str) -> Placement | IntArray | None:
@@ -111,13 +72,13 @@ def _homes(homes: Homes, name: str) -> Placement | IntArray | None:
     return homes[name]
 
 
-def _home_E(where: str, homes: Placement | IntArray | None, experts: int, yard: Yard) -> IntArray:
+def _home_E(place: Place, homes: Placement | IntArray | None, yard: Yard) -> IntArray:
     if homes is None:
-        return static_homes(experts, yard.size)
+        return static_homes(place.experts, yard.size)
     home_E = np.asarray(homes.home_E if isinstance(homes, Placement) else homes)
-    if home_E.shape != (experts,) or (home_E < 0).any() or (home_E >= yard.size).any():
+    if home_E.shape != (place.experts,) or (home_E < 0).any() or (home_E >= yard.size).any():
         raise InvalidPlacement(
-            f"{where}: homes must be {experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
+            f"{place.where}: homes must be {place.experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
         )
     return home_E
 
