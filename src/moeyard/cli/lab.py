@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Literal
 
+import numpy as np
 import typer
 
 app = typer.Typer(
@@ -41,6 +44,12 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds; then all ranks are ended, status 124.")
     ] = None,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            help="Load the planning kernels once for all ranks; a script that plans nothing needs none."
+        ),
+    ] = True,
 ) -> None:
     """Run a script on every rank, in torchrun's environment. Ends with the status of the first rank that failed.
 
@@ -52,11 +61,10 @@ def run(
     script = script[1:] if script[0] == "--" else script
     if not script:
         raise MoeyardError("nothing to run; write: moeyard lab run LAB -- script.py [args]")
-    for value, known in ((network, ("auto", "rails", "loopback")), (show, ("all", "first"))):
-        if value not in known:
-            raise MoeyardError(f"{value!r} is none of {', '.join(known)}")
+    if show not in ("all", "first"):
+        raise MoeyardError(f"--show {show!r} is none of all, first")
     code = run_script(
-        spec, script[0], script[1:], network=network, show=show, name=name, grace=grace, timeout=timeout  # type: ignore[arg-type]
+        spec, script[0], script[1:], network=known(network), show=show, warm=warm, name=name, grace=grace, timeout=timeout  # type: ignore[arg-type]
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -107,7 +115,9 @@ def list_() -> None:
 
 
 @app.command("check")
-def check(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+def check(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
     """What this machine allows a lab to do, step by step, found by doing it. Status 1 if ranks would run unshaped."""
     from dataclasses import asdict
 
@@ -130,3 +140,107 @@ def check(json: Annotated[bool, typer.Option("--json", help="Print JSON instead 
             else "labs run here unshaped, on loopback: see what is refused above"
         )
     raise typer.Exit(0 if whole else 1)
+
+
+@app.command("calibrate")
+def calibrate(
+    spec: Annotated[
+        str | None, typer.Argument(metavar="LAB", help="A lab; under torchrun: leave out, this cluster.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The cluster file to write.")] = Path(
+        "calibrated.toml"
+    ),
+    repeat: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 5,
+    network: Network = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
+) -> None:
+    """Measure rates, latencies, every rail and the contention law; write a cluster file with them.
+
+    In a lab by its name or file; on a real cluster: torchrun ... -m moeyard lab calibrate.
+    """
+    from moeyard.cli.show import law, print_json
+    from moeyard.errors import MoeyardError
+    from moeyard.formats.clusters import cluster_data, save_cluster
+    from moeyard.lab.calibrate import calibrate as measure
+    from moeyard.lab.calibrate import calibrate_here, started_by_torchrun
+    from moeyard.units import show_bandwidth, show_seconds
+
+    if spec is None and not started_by_torchrun():
+        raise MoeyardError("calibrate what? name a lab, such as lab-4x4, or start this by torchrun")
+    result = (
+        calibrate_here(repeat=repeat)
+        if spec is None
+        else measure(spec, repeat=repeat, network=known(network))
+    )
+    if result is None:
+        return
+    cluster, found = result
+    save_cluster(cluster, out, description=f"calibrated from {spec or 'the ranks of torchrun'}")
+    if json:
+        print_json({"cluster": cluster_data(cluster), "measured": found})
+        return
+    for name, port in (("scale-up", cluster.scale_up), ("scale-out", cluster.scale_out)):
+        print(f"{name}: {show_bandwidth(port.bandwidth)} per rank, {show_seconds(port.latency)} per message")
+    odd = [(n, r, f) for (n, r), f in np.ndenumerate(cluster.rails) if f != 1]
+    for node, rail, factor in odd:
+        print(f"rail {rail} of node {node}: {factor:g} of that")
+    for flows, slowdown in found.get("flows") or ():
+        print(f"{flows} messages at once on a nic: {slowdown:.3f} x the time")
+    print(f"law: {law(cluster.contention)}")
+    print(f"written to {out}")
+
+
+@app.command("bench")
+def bench(
+    spec: Spec = "lab-4x4",
+    traffic: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="zipf-local:1.2, balanced, random, zipf:1.2, hot:0.25, sparse:0.1, a traffic file, or TRACE.npz@RECORD; "
+            "may be repeated; default all of the named."
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="gloo, or a scheduler; may be repeated; default eight.")
+    ] = None,
+    mb: Annotated[float, typer.Option(help="Megabytes between nodes in all.")] = 45.0,
+    row_bytes: Annotated[int, typer.Option(help="Bytes of a row.")] = 2048,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions; methods take turns.")] = 7,
+    calibrated: Annotated[
+        str | None, typer.Option(help="A cluster file of `lab calibrate`: plan for it and predict by it.")
+    ] = None,
+    network: Network = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of a random traffic.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the figures as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a report page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Time all-to-all in a lab: gloo's own and planned ones, each with its spread, times the bound and bus bandwidth."""
+    from moeyard.cli.show import print_json
+    from moeyard.cluster import Cluster
+    from moeyard.lab import bench as lab_bench
+    from moeyard.lab.loads import STANDARD
+
+    data = lab_bench.bench(
+        spec, traffic or STANDARD, method or lab_bench.METHODS, mb=mb, row_bytes=row_bytes, repeat=repeat,
+        calibrated=Cluster.load(calibrated) if calibrated else None, network=known(network), seed=seed,
+    )  # fmt: skip
+    if out is not None:
+        out.write_text(dumps(data, indent=1) + "\n", encoding="utf-8")
+    if report is not None:
+        from moeyard.report import bench_page
+
+        report.write_text(bench_page(data).html(), encoding="utf-8")
+    if json:
+        print_json(data)
+    else:
+        print(lab_bench.show(data))
+
+
+def known(network: str) -> Literal["auto", "rails", "loopback"]:
+    from moeyard.errors import MoeyardError
+
+    for name in ("auto", "rails", "loopback"):
+        if network == name:
+            return name
+    raise MoeyardError(f"--network {network!r} is none of auto, rails, loopback")

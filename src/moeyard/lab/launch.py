@@ -50,17 +50,18 @@ def run_script(
     grace: float = 15.0,
     timeout: float | None = None,
     quiet: bool = False,
+    warm: bool = True,
 ) -> int:
     """Run a script on every rank of a lab, as torchrun would; the exit status of the first rank that failed, or 0.
 
     network: "rails" (shaped, or an error), "loopback" (all ranks unshaped in this network), "auto" (rails where the machine
     allows it, else loopback, and says so). show: what the ranks print, each line with its rank ("all"), or rank 0's as it is
     and the others' with their rank ("first"). grace: seconds that ranks have to end after one of them failed. timeout: of
-    the whole job; then status 124.
+    the whole job; then status 124. warm: load the planning kernels before the ranks are forked, so that it is done once.
     """
     if not Path(script).is_file():
         raise LabError(f"{script}: no such script; give the path of a Python file")
-    job = {"kind": "script", "target": str(script), "arguments": list(arguments)}
+    job = {"kind": "script", "target": str(script), "arguments": list(arguments), "warm": warm}
     return _run(spec, job, network, show, name, grace, timeout, quiet, results=False).code
 
 
@@ -75,13 +76,14 @@ def run(
     grace: float = 15.0,
     timeout: float | None = None,
     quiet: bool = False,
+    warm: bool = True,
 ) -> list[Any]:
     """Call `function` ("module:name") with keyword arguments on every rank of a lab; what it returned, by rank.
 
     Arguments and results are pickled. Options as of `run_script`. A rank that fails is a LabError.
     """
     packed = base64.b64encode(pickle.dumps(arguments or {})).decode()
-    job = {"kind": "function", "target": function, "arguments": packed, "path": sys.path}
+    job = {"kind": "function", "target": function, "arguments": packed, "path": sys.path, "warm": warm}
     done = _run(spec, job, network, show, name, grace, timeout, quiet, results=True)
     if done.code:
         raise LabError(f"{function} in the lab ended with status {done.code}; its ranks say why above")

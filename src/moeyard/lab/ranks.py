@@ -26,32 +26,33 @@ ENV = "MOEYARD_LAB"  # the runtime reads it: cluster, interfaces, emulated accel
 PORT = 29500
 
 
-def prepare(cluster: Cluster) -> None:
-    """Import and compile once, before the ranks are forked. No torch operation: its threads would not survive the fork."""
+def prepare(cluster: Cluster, *, kernels: bool) -> None:
+    """Import, and compile or load the planning kernels, once, before the ranks are forked. No torch operation: its threads
+    would not survive the fork."""
     import torch.distributed  # noqa: F401
 
     import moeyard.runtime  # noqa: F401
+    from moeyard.assign import assign
+    from moeyard.demand import Demand
     from moeyard.lower import lower
+    from moeyard.planners import place
     from moeyard.schedulers import SCHEDULERS, schedule
     from moeyard.traffic import Traffic
 
-    rows = np.random.default_rng(0).integers(0, 9, (cluster.num_ranks, cluster.num_ranks))
+    if not kernels:
+        return
+    ranks, random = cluster.num_ranks, np.random.default_rng(0)
     for name in SCHEDULERS:
-        made = schedule(cluster, Traffic(rows, 64), name)
+        made = schedule(cluster, Traffic(random.integers(0, 9, (ranks, ranks)), 64), name)
         lower(made, 0), lower(made.reversed(), 0)
-
-
-def common_rail(cluster: Cluster, rail: int) -> int | None:
-    """The rail itself if it lives on every node, else the next one that does."""
-    for step in range(cluster.nics_per_node):
-        other = (rail + step) % cluster.nics_per_node
-        if (cluster.rails[:, other] > 0).all():
-            return other
-    return None
+    demand = Demand(random.integers(0, 9, (ranks, ranks)))
+    assign(cluster, demand, place(cluster, demand, "static"))
 
 
 def environment(number: int, spec: LabSpec, network: Network | None, port: int) -> dict[str, str]:
     """What torchrun would set, and the lab's own."""
+    from moeyard.runtime.rails import common_rail
+
     cluster = spec.cluster
     node, local = divmod(number, cluster.ranks_per_node)
     rail = common_rail(cluster, int(cluster.nic_G[local]))

@@ -180,7 +180,10 @@ class Channels:
     def _port(self, src: int, dst: int, peer: int) -> Port | None:
         if src == dst:
             return None
-        rail = self.rail(src, dst)
+        return self.port_on(src, dst, peer, self.rail(src, dst))
+
+    def port_on(self, src: int, dst: int, peer: int, rail: int | None) -> Port:
+        """What carries src -> dst on this rail (None: inside the node). `peer`: the end that this rank is not."""
         if rail is None:
             group = self.local
         else:

@@ -1,0 +1,167 @@
+"""Exchanges in a lab, method against method, measured beside predicted."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from moeyard.bounds import bound
+from moeyard.cluster import Cluster
+from moeyard.lab.launch import Net, run
+from moeyard.lab.loads import lab_traffic
+from moeyard.lab.predict import predict, predict_gloo
+from moeyard.lab.spec import LabSpec
+from moeyard.schedulers import schedule
+from moeyard.traffic import Traffic
+from moeyard.units import show_bandwidth, show_seconds
+
+GLOO = "gloo"
+METHODS = (GLOO, "direct", "ecmp", "spread", "rails", "shot", "fast", "auto")
+ROW_BYTES = 2048
+
+
+def bench(
+    spec: str | LabSpec | Cluster,
+    traffics: Sequence[str],
+    methods: Sequence[str] = METHODS,
+    *,
+    mb: float = 45.0,
+    row_bytes: int = ROW_BYTES,
+    repeat: int = 7,
+    calibrated: Cluster | None = None,
+    network: Net = "auto",
+    timeout: float = 120.0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Every method on every traffic, `repeat` times in turn; a table as `report.bench_page` takes it.
+
+    Bounds are of the lab's rates (payload); predictions of `calibrated`, if given. Plans are made for `calibrated` too,
+    since that is what a user who has calibrated plans for.
+    """
+    lab = LabSpec.load(spec)
+    planned = calibrated or lab.seen
+    loads = {name: lab_traffic(lab.cluster, name, mb, row_bytes, seed) for name in traffics}
+    cells = [(name, traffic.rows, traffic.row_bytes) for name, traffic in loads.items()]
+    arguments = {
+        "cells": cells,
+        "methods": list(methods),
+        "repeat": repeat,
+        "timeout": timeout,
+        "cluster": planned,
+    }
+    found = run(
+        lab, "moeyard.lab.cells:measure_cells", arguments, network=network, show="first", name=f"bench{os.getpid()}"
+    )[0]  # fmt: skip
+    return {
+        "title": "All-to-all in the lab, measured and predicted",
+        "conditions": conditions(lab, mb, row_bytes, repeat, calibrated is not None),
+        "repeat": repeat,
+        "traffics": [
+            _cell(lab, planned, name, loads[name], found, calibrated is not None) for name in traffics
+        ],
+    }
+
+
+def conditions(lab: LabSpec, mb: float, row_bytes: int, repeat: int, calibrated: bool) -> dict[str, str]:
+    c = lab.cluster
+    return {
+        "lab": f"{c.nodes} nodes x {c.ranks_per_node} ranks, {c.nics_per_node} rails of {show_bandwidth(c.scale_out.bandwidth)} each",
+        "machine": f"{len(os.sched_getaffinity(0))} cores for {c.num_ranks} ranks",
+        "rows": f"{mb:g} MB between nodes in all, rows of {row_bytes} bytes; rows inside nodes on top",
+        "time": f"first start to last end, median of {repeat} interleaved repetitions; splits and plan known",
+        "bound": "of the rails' payload rate, 1448/1514 of the wire's",
+        "plans and predictions": "for the calibrated cluster" if calibrated else "for the nominal cluster",
+    }
+
+
+def _cell(
+    lab: LabSpec, planned: Cluster, name: str, traffic: Traffic, found: dict[str, Any], predicts: bool
+) -> dict[str, Any]:
+    least = bound(lab.seen, traffic)
+    moved = float(traffic.rows.sum() - traffic.rows.diagonal().sum()) * traffic.row_bytes
+    results = []
+    for method, seconds in found["seconds"][name].items():
+        middle = statistics.median(seconds)
+        result = {
+            "scheduler": method,
+            "chosen": found["chosen"][name][method],
+            "median_s": middle,
+            "low_s": min(seconds),
+            "high_s": max(seconds),
+            "seconds": seconds,
+            "x_bound": middle / least,
+            "busbw": moved / middle / traffic.num_ranks,
+        }
+        if predicts:
+            result["predicted_s"] = predicted(planned, traffic, method)
+        results.append(result)
+    return {"traffic": name, "bound_s": least, "note": _note(results), "results": results}
+
+
+def predicted(cluster: Cluster, traffic: Traffic, method: str) -> float:
+    """Seconds that the simulator expects, messages on the rails that really carry them."""
+    if method == GLOO:
+        return predict_gloo(cluster, traffic)
+    return predict(cluster, schedule(cluster, traffic, method))
+
+
+def ratios(results: list[dict[str, Any]], method: str = "auto") -> dict[str, float]:
+    """How many times longer each other method took than `method`, by medians."""
+    time = {r["scheduler"]: r["median_s"] for r in results}
+    return {name: s / time[method] for name, s in time.items() if name != method} if method in time else {}
+
+
+def _note(results: list[dict[str, Any]]) -> str:
+    against = ratios(results)
+    if not against:
+        return ""
+    parts = [
+        f"{x:.2f} x faster than {name}" for name, x in against.items() if name in (GLOO, "direct", "ecmp")
+    ]
+    text = f"auto: {', '.join(parts)}" if parts else ""
+    if "ecmp" in against:
+        more, less = against["ecmp"] - 1, 1 - 1 / against["ecmp"]
+        text += f"; over ecmp: bus bandwidth {more:+.0%}, completion time {-less:+.0%} (RailS claims +20..78%, -17..78%)"
+    return text
+
+
+def errors(data: dict[str, Any]) -> list[float]:
+    """|predicted / measured - 1| of every cell and method."""
+    return [
+        abs(r["predicted_s"] / r["median_s"] - 1)
+        for cell in data["traffics"]
+        for r in cell["results"]
+        if "predicted_s" in r
+    ]
+
+
+def show(data: dict[str, Any]) -> str:
+    """A table of text for each traffic."""
+    lines = [f"{key}: {value}" for key, value in data["conditions"].items()]
+    for cell in data["traffics"]:
+        lines += ["", f"{cell['traffic']}: bound {show_seconds(cell['bound_s'])}"]
+        lines.append(
+            f"  {'':8} {'median':>9} {'low':>9} {'high':>9} {'x bound':>8} {'predicted':>10} {'error':>7} {'busbw per rank':>15}"
+        )
+        for r in cell["results"]:
+            guess = r.get("predicted_s")
+            wide = (
+                f"{show_seconds(guess):>10} {guess / r['median_s'] - 1:>+7.0%}"
+                if guess
+                else f"{'-':>10} {'-':>7}"
+            )
+            lines.append(
+                f"  {r['scheduler']:8} {show_seconds(r['median_s']):>9} {show_seconds(r['low_s']):>9} "
+                f"{show_seconds(r['high_s']):>9} {r['x_bound']:>8.2f} {wide} {show_bandwidth(r['busbw']):>15}"
+                + (f"  ({r['chosen']})" if r["chosen"] != r["scheduler"] else "")
+            )
+        lines.append(f"  {cell['note']}")
+    found = errors(data)
+    if found:
+        lines += [
+            "",
+            f"predicted against measured: median error {statistics.median(found):.1%} over {len(found)} cells",
+        ]
+    return "\n".join(lines)
