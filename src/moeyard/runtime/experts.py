@@ -14,6 +14,7 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
 from moeyard.runtime.dispatch import Route, combine, dispatch
+from moeyard.runtime.record import tell
 from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
 from moeyard.runtime.share import Share, Stack
 
@@ -226,6 +227,7 @@ class MoELayer(nn.Module):
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
         dtype = compute_dtype(x_TD)
         rows, route = dispatch(x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E)
+        tell(self, route.demand)
         homes = (self.gate_up.to(dtype), self.down.to(dtype))
         (gate_up, down), hosted = gather_experts(self.yard, route.placement, homes)
         gate, up = grouped_linear(rows, gate_up, route, hosted, 0).chunk(2, dim=-1)

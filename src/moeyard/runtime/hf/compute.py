@@ -16,6 +16,7 @@ from torch import nn
 from moeyard.errors import InvalidModel
 from moeyard.runtime.dispatch import Route, combine, dispatch
 from moeyard.runtime.experts import grouped_linear
+from moeyard.runtime.record import tell
 from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def through(
     rows, route = dispatch(
         x_TD.to(dtype), index.reshape(len(x_TD), -1), yard, share.num_experts, home_E=share.home_E
     )
+    tell(module, route.demand)
     homes = [getattr(module, name).to(dtype) for name in names]
     stacks, hosted = gather_experts(yard, route.placement, homes)
     if yard.pace is not None:
