@@ -6,6 +6,7 @@ pass fills it again where another layer has used it since. Nothing of it is a pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from moeyard.runtime.groups import Yard
 
 
+PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an expert may ride all
+
+
 class Copies:
-    """Which stacked experts go where: the gather as an exchange of rows that are whole experts."""
+    """Which stacked experts go where: the gather as an exchange of rows that are parts of experts."""
 
     def __init__(self, yard: Yard, placement: Placement) -> None:
         rank, home = yard.rank, placement.home_E
@@ -44,8 +48,8 @@ class Copies:
         self.kept = _index(np.searchsorted(hosted, own), yard)
         self.digest = small_digest(placement.home_E, placement.hosts_ER)
 
-    def plan(self, row_bytes: int) -> Plan:
-        return self.yard.plan(Traffic(self.rows_RR, row_bytes), self.digest)
+    def plan(self, row_bytes: int, parts: int) -> Plan:
+        return self.yard.plan(Traffic(self.rows_RR * parts, row_bytes), self.digest)
 
 
 def _index(values: Any, yard: Yard) -> torch.Tensor:
@@ -61,7 +65,9 @@ class Hosted:
         self.yard, self.copies, self.homes = yard, copies, [home.detach() for home in homes]
         self.key = (copies.digest, *((id(home), home._version) for home in homes))
         self._keep = list(homes)  # an id is a name only while its tensor lives
-        self.plan = copies.plan(sum(_width(home) * home.element_size() for home in homes) or 1)
+        width = sum(_width(home) for home in homes)
+        self.parts = math.gcd(width, PARTS) or 1
+        self.plan = copies.plan(max(1, width // self.parts * homes[0].element_size()), self.parts)
         self.weights: list[torch.Tensor] = []
         self.fill()
 
@@ -77,7 +83,7 @@ class Hosted:
             return
         leaving = torch.cat([home.index_select(0, copies.sent).flatten(1) for home in self.homes], dim=1)
         arriving = leaving.new_empty((len(copies.got), leaving.shape[1]))
-        exchange(self.yard, self.plan, False, arriving, leaving)
+        exchange(self.yard, self.plan, False, self._cut(arriving), self._cut(leaving))
         at = 0
         for home, weight in zip(self.homes, self.weights, strict=True):
             width = _width(home)
@@ -86,12 +92,16 @@ class Hosted:
             at += width
         workspace.owner = self.key
 
+    def _cut(self, experts: torch.Tensor) -> torch.Tensor:
+        """[expert, width] -> [row, part of the width], the same memory."""
+        return experts.view(len(experts) * self.parts, experts.shape[1] // self.parts)
+
     def reduce(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Gradients of the hosted experts -> sums at the homes, added in at least float32."""
         copies = self.copies
         leaving = torch.cat([grad.index_select(0, copies.got).flatten(1) for grad in grads], dim=1)
         arriving = leaving.new_empty((len(copies.sent), leaving.shape[1]))
-        exchange(self.yard, self.plan, True, arriving, leaving)
+        exchange(self.yard, self.plan, True, self._cut(arriving), self._cut(leaving))
         sums, at = [], 0
         for grad in grads:
             width = _width(grad)

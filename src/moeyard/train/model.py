@@ -44,6 +44,7 @@ def make_config(options: Options) -> Any:
             )
         setattr(config, name, value)
     config.use_cache = False
+    config.tie_word_embeddings = options.config.get("tie_word_embeddings", True)
     return config
 
 
