@@ -35,7 +35,7 @@ from moeyard.runtime.gradients import (
     sync_gradients,
 )
 from moeyard.runtime.groups import Yard
-from moeyard.runtime.hf import parallelize
+from moeyard.runtime.hf import initialise, parallelize
 from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
 from moeyard.runtime.measure import measure, measure_links, remeasure
 from moeyard.runtime.record import Recorder, record, record_text
@@ -73,6 +73,7 @@ __all__ = [
     "global_mean",
     "grouped_linear",
     "grouped_matmul_fits",
+    "initialise",
     "latest",
     "load_checkpoint",
     "load_pretrained",
