@@ -1,6 +1,6 @@
 """Peak memory of each rank while a model too large for one is built empty, cut and filled from a Hugging Face folder.
 
-PYTHONPATH=src python bench/load_memory.py [--ranks 4] [--layers 8] [--experts 16]
+PYTHONPATH=src python bench/load_memory.py [--ranks 4] [--layers 6] [--experts 16]
 
 Every rank is a fresh process. Its base, subtracted, is what it holds after making the yard and loading a model of one layer and 16
 values' width in the same way: imported code, no weights to speak of. The peak is the kernel's high-water mark of resident memory
@@ -42,7 +42,7 @@ def write_folder(folder: str, layers: int, experts: int, width: int) -> None:
         num_attention_heads=8,
         num_key_value_heads=8,
     )
-    MixtralForCausalLM(config).save_pretrained(folder, max_shard_size="200MB")
+    MixtralForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="200MB")
 
 
 def one_rank(folder: str) -> None:
@@ -63,7 +63,13 @@ def one_rank(folder: str) -> None:
         peak = resident("VmHWM")
         held = {p.data_ptr(): p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers())}
         own = sum(held.values())
-        found = {"rank": yard.rank, "base": base, "peak": peak, "own": own}
+        shapes = [(p.shape, p.dtype) for p in model.parameters()]
+        del model
+        before = resident("VmRSS")
+        same = [torch.empty(shape, dtype=dtype).fill_(1) for shape, dtype in shapes]
+        bare = resident("VmRSS") - min(before, base)
+        del same
+        found = {"rank": yard.rank, "base": base, "peak": peak, "own": own, "bare": bare}
         box = [None] * yard.size
         dist.all_gather_object(box, found)
         if yard.rank == 0:
@@ -78,7 +84,8 @@ def report(folder: str, ranks: list) -> None:
         one["ratio"] = (one["peak"] - one["base"]) / one["own"]
         print(
             f"rank {one['rank']}: share {one['own'] / 1e6:.1f} MB, peak {(one['peak'] - one['base']) / 1e6:.1f} MB over a base of "
-            f"{one['base'] / 1e6:.0f} MB: {one['ratio']:.3f} x its share"
+            f"{one['base'] / 1e6:.0f} MB: {one['ratio']:.3f} x its share (the same tensors merely allocated: "
+            f"{one['bare'] / one['own']:.3f} x)"
         )
     print(json.dumps({"worst": max(one["ratio"] for one in ranks), "ranks": ranks}))
 
@@ -86,7 +93,7 @@ def report(folder: str, ranks: list) -> None:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--ranks", type=int, default=4)
-    options.add_argument("--layers", type=int, default=8)
+    options.add_argument("--layers", type=int, default=6)
     options.add_argument("--experts", type=int, default=16)
     options.add_argument("--folder", help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -95,7 +102,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as top:
         folder = f"{top}/model"
-        sizes = [(folder, given.layers, given.experts, 512), (f"{folder}-small", 1, given.ranks, 16)]
+        sizes = [(folder, given.layers, given.experts, 1024), (f"{folder}-small", 1, given.ranks, 16)]
         code = f"from bench.load_memory import write_folder\nfor size in {sizes}: write_folder(*size)"
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
