@@ -18,7 +18,10 @@ import moeyard.runtime as yr
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 LENGTH, MAX_NORM = 7, 0.5
 MASKED_RANK = 1  # all its labels are ignored
-REPLICAS = {"no replicas": ("static", None, "auto"), "replicas": ("quota", 1, "quota")}  # planner, slots, policy
+REPLICAS = {
+    "no replicas": ("static", None, "auto"),
+    "replicas": ("quota", 1, "quota"),
+}  # planner, slots, policy
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,9 @@ def plain_gradients(model):
                 yield (
                     f"{prefix}.{key}",
                     own,
-                    lambda whole, part=part, shape=shape: (whole if part is None else whole[part]).view(shape),
+                    lambda whole, part=part, shape=shape: (whole if part is None else whole[part]).view(
+                        shape
+                    ),
                 )
 
 
@@ -138,7 +143,7 @@ def compare(reference, yard, checkpointed=False):
     rank = dist.get_rank()
     model = yr.parallelize(copy.deepcopy(reference.start), yard)
     if checkpointed:
-        model.gradient_checkpointing_enable()
+        checkpoint_in_float64(model)
     share = reference.batch.share(rank)
     labels = reference.batch.labels[share]
     outputs = outputs_of(model, reference.batch.tokens[share])
@@ -154,6 +159,12 @@ def compare(reference, yard, checkpointed=False):
     errors["norm"] = float(abs(norm - reference.norm) / reference.norm)
     errors["clipped"] = worst(gradient_errors(model, reference.clipped))
     return errors
+
+
+def checkpoint_in_float64(model):
+    """A function mode does not reach what the backward pass computes again, so it goes in with the checkpoint."""
+    contexts = lambda: (contextlib.nullcontext(), KeepFloat64())  # noqa: E731
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
 
 
 def worst(errors):
@@ -175,21 +186,39 @@ def liveliness(reference, model):
     return seen
 
 
-def one_family(rank, world, family, dtype_name="float64", cases=("no replicas", "replicas")):
-    """{case: {quantity: error}}, and the number of experts with a gradient in each module."""
+def check_family(yard, world, family, dtype, cases):
+    """{case: {quantity: error}}, and under "experts" the number of experts with a gradient in each module."""
+    reference = Reference(family, dtype, world)
+    found = {}
+    for case in cases:
+        name, _, checkpointed = case.partition(" + ")
+        yard.planner, yard.slots, yard.policy = REPLICAS[name]
+        yard.workspace.clear()
+        yard.set_cluster(yard.cluster)
+        found[case] = compare(reference, yard, bool(checkpointed))
+        if name != "no replicas":
+            held = torch.tensor(yard.workspace.held_bytes)
+            dist.all_reduce(held)
+            assert held > 0, f"{family}: no replica was ever used"
+    found["experts"] = liveliness(reference, yr.parallelize(copy.deepcopy(reference.start), yard))
+    return found
+
+
+def families(rank, world, names, dtype_name="float64", cases=("no replicas", "replicas")):
+    """{family: what `check_family` finds} on one yard. An error of any of them ends it."""
     dtype = getattr(torch, dtype_name)
     torch.set_default_dtype(dtype)
     keep = KeepFloat64() if dtype == torch.float64 else contextlib.nullcontext()
-    found = {}
     with keep, yr.Yard(cluster=cluster_of(world), scheduler="fast", timeout=30) as yard:
-        reference = Reference(family, dtype, world)
-        for case in cases:
-            name, _, checkpointed = case.partition(" + ")
-            yard.planner, yard.slots, yard.policy = REPLICAS[name]
-            yard.set_cluster(yard.cluster)
-            found[case] = compare(reference, yard, bool(checkpointed))
-        found["experts"] = liveliness(reference, yr.parallelize(copy.deepcopy(reference.start), yard))
-    return found
+        return {name: check_family(yard, world, name, dtype, cases) for name in names}
+
+
+def one_family(rank, world, family, dtype_name="float64", cases=("no replicas", "replicas")):
+    """What `check_family` finds, or the error as text: a table has a line for it."""
+    try:
+        return families(rank, world, [family], dtype_name, cases)[family]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def cluster_of(world):
@@ -198,33 +227,21 @@ def cluster_of(world):
     return my.Cluster(2, world // 2, scale_up=my.Port(4e11, 1e-6), scale_out=my.Port(5e10, 2e-6))
 
 
-def prepare():
+def prepare(names=tuple(FAMILIES)):
     """Import what the ranks need, and compile the planning kernels, before the fork."""
     import importlib
-    import logging
 
-    import transformers
-
-    transformers.utils.logging.set_verbosity(logging.ERROR)
-    for family in FAMILIES.values():
-        importlib.import_module(f"transformers.models.{family.name}.modeling_{family.name}")
     import numpy as np
+    import transformers
 
     import moeyard as my
 
+    transformers.utils.logging.set_verbosity_error()
+    for name in names:
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     cluster = cluster_of(4)
     demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, 6)))
     for planner, slots, policy in REPLICAS.values():
         served = my.assign(cluster, demand, my.place(cluster, demand, planner, slots), policy)
         schedule = my.schedule(cluster, served.traffic(8), "fast")
         my.lower(schedule, 0), my.lower(schedule.reversed(), 0)
-
-
-def one_family_safe(rank, world, family, dtype_name="float64", cases=("no replicas", "replicas")):
-    """The same, or the error as text: a table has a line for it."""
-    import traceback
-
-    try:
-        return one_family(rank, world, family, dtype_name, cases)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}\n{traceback.format_exc()[-600:]}"

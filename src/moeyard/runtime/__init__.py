@@ -35,7 +35,7 @@ from moeyard.runtime.gradients import (
     sync_gradients,
 )
 from moeyard.runtime.groups import Yard
-from moeyard.runtime.hf import initialise, parallelize
+from moeyard.runtime.hf import initialise, parallelize, router_loss
 from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
 from moeyard.runtime.measure import measure, measure_links, remeasure
 from moeyard.runtime.record import Recorder, record, record_text
@@ -85,6 +85,7 @@ __all__ = [
     "record_text",
     "refill_before_backward",
     "remeasure",
+    "router_loss",
     "save_checkpoint",
     "start_checkpoint",
     "sync_gradients",

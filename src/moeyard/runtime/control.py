@@ -20,7 +20,7 @@ from moeyard.arrays import IntArray
 from moeyard.runtime.faults import Flaw, Mismatch
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
-FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "length")
+FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
@@ -47,6 +47,7 @@ _WHY = {
     "row_bytes": "rows must be as wide on every rank",
     "dtype": "rows must have the same dtype on every rank",
     "grad": "a tensor requires grad on every rank or on none",
+    "site": "they are in different layers of experts; every rank must run the same layers in the same order",
     "length": "every rank must have the same number of experts and ranks",
 }
 
@@ -75,6 +76,7 @@ class Frame:
     row_bytes: int = 0
     dtype: int = 0
     grad: int = 0
+    site: int = 0
     flaw: Flaw | None = None
 
 
@@ -97,12 +99,13 @@ class Control:
             frame.row_bytes,
             frame.dtype,
             frame.grad,
+            frame.site,
         )
         mine[0] = KINDS.index(frame.kind)
-        mine[1:7] = values[1:]
-        mine[7] = n
+        mine[1:8] = values[1:]
+        mine[8] = n
         flaw = frame.flaw or Flaw(0)
-        mine[8:HEAD] = flaw.code, flaw.a, flaw.b
+        mine[9:HEAD] = flaw.code, flaw.a, flaw.b
         fits = n <= self.room
         if fits:
             mine[HEAD : HEAD + n] = payload

@@ -115,11 +115,13 @@ def dispatch(
     *,
     home_E: IntArray | None = None,
     placement: Placement | None = None,
+    site: int = 0,
 ) -> tuple[torch.Tensor, Route]:
     """The rows that this rank's hosted experts must compute, and the route back.
 
     top_k_index[T, K]: the experts that each token chose. Homes: `home_E`, or spread evenly. Hosts: `placement`, or the
-    yard's planner on the demand of this very call (a pure function of it, so a recomputed forward plans the same).
+    yard's planner on the demand of this very call (a pure function of it, so a recomputed forward plans the same). `site`: a
+    number of the layer; ranks that are in different layers are then told so.
     """
     tokens, top_k = top_k_index.shape
     chosen = top_k_index.reshape(-1)
@@ -132,6 +134,7 @@ def dispatch(
         row_bytes=x_TD.shape[1] * x_TD.element_size(),
         dtype=dtype_code(x_TD.dtype),
         grad=torch.is_grad_enabled() and x_TD.requires_grad,
+        site=site,
         flaw=flaw,
     )
     demand = Demand(values)

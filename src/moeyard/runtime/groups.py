@@ -204,13 +204,14 @@ class Yard:
         row_bytes: int = 0,
         dtype: int = 0,
         grad: bool = False,
+        site: int = 0,
         flaw: Flaw | None = None,
     ) -> Any:
         """One small gather: [rank, value], or Mismatch on every rank."""
         self.check_open()
         self._calls += 1
         self._state = kind
-        frame = Frame(kind, self._calls, self._digest, self._history, row_bytes, dtype, int(grad), flaw)
+        frame = Frame(kind, self._calls, self._digest, self._history, row_bytes, dtype, int(grad), site, flaw)
         values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
         self._state = "idle"
         return values

@@ -2,5 +2,6 @@
 
 from moeyard.runtime.hf.initial import initialise
 from moeyard.runtime.hf.parallelize import parallelize
+from moeyard.runtime.hf.router_loss import router_loss
 
-__all__ = ["initialise", "parallelize"]
+__all__ = ["initialise", "parallelize", "router_loss"]

@@ -79,8 +79,9 @@ def through(
     yard: Yard = module.expert_yard
     names = module.expert_parameter_names
     dtype = _dtype(x_TD, getattr(module, names[0]))
+    index = index.reshape(len(x_TD), -1)
     rows, route = dispatch(
-        x_TD.to(dtype), index.reshape(len(x_TD), -1), yard, share.num_experts, home_E=share.home_E
+        x_TD.to(dtype), index, yard, share.num_experts, home_E=share.home_E, site=module.expert_site
     )
     tell(module, route.demand)
     homes = [getattr(module, name).to(dtype) for name in names]

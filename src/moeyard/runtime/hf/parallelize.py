@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from moeyard.runtime.gradients import expert_parameters
 from moeyard.runtime.hf.compute import NAME, on_interface, register
 from moeyard.runtime.hf.find import find
 from moeyard.runtime.hf.places import Place
+from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
 from moeyard.runtime.share import Share, expert_modules
 
 if TYPE_CHECKING:
@@ -37,11 +39,28 @@ def parallelize(model: Any, yard: Yard, *, homes: Homes = None) -> Any:
     places = find(model)
     uses = Counter(id(place.whole(stack)[0]) for place in places for stack in place.stacks)
     shared: dict[int, nn.Parameter | None] = {key: None for key, count in uses.items() if count > 1}
-    for place in places:
+    for number, place in enumerate(places, start=1):
         _cut(place, yard, _homes(homes, place.name), shared)
+        place.module.expert_site = number
     _choose(model, [place.module for place in places if on_interface(place.module)])
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
+    model.register_forward_hook(WholeBatchRouterLoss(yard), with_kwargs=True)
+    if hasattr(model, "generate"):
+        model.generate = MethodType(_generate, model)
+    model.save_pretrained = MethodType(_refuse_to_save, model)
     return model
+
+
+def _generate(self: Any, *args: Any, synced_gpus: bool | None = None, **kwargs: Any) -> Any:
+    """The model's own, on until the last rank has finished: a rank's experts serve the others' tokens."""
+    return type(self).generate(self, *args, synced_gpus=synced_gpus is None or synced_gpus, **kwargs)
+
+
+def _refuse_to_save(self: Any, *args: Any, **kwargs: Any) -> None:
+    raise InvalidModel(
+        f"{type(self).__name__}: each rank holds a part of the experts, so save_pretrained would write a broken model; "
+        f"call yr.export_pretrained(model, folder, yard) on every rank"
+    )
 
 
 def _cut(
