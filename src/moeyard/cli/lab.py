@@ -30,7 +30,7 @@ Network = Annotated[
 Lab = Annotated[str | None, typer.Option("--lab", help="Which lab, if several run: its name or process id.")]
 
 
-@app.command("run", context_settings={"allow_interspersed_args": False})
+@app.command("run")
 def run(
     spec: Spec,
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGS]...", help="What every rank runs.")],
@@ -58,9 +58,6 @@ def run(
     from moeyard.errors import MoeyardError
     from moeyard.lab import run_script
 
-    script = script[1:] if script[0] == "--" else script
-    if not script:
-        raise MoeyardError("nothing to run; write: moeyard lab run LAB -- script.py [args]")
     if show not in ("all", "first"):
         raise MoeyardError(f"--show {show!r} is none of all, first")
     code = run_script(

@@ -25,7 +25,7 @@ def open_port(name: str) -> socket.socket:
     port.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
     port.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM)
     port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-    port.bind((name, socket.htons(_ALL)))
+    port.bind((name, _ALL))  # in host order: bind turns it
     port.setblocking(False)
     return port
 

@@ -1,0 +1,165 @@
+"""What the ranks do in the tests of the lab."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GLOO_SOCKET_IFNAME")
+
+
+def plain(megabytes):
+    """A script that knows nothing of labs: its environment, a sum, the seconds of an all-to-all, bytes per rail of a
+    message between different rails."""
+    import torch
+    import torch.distributed as dist
+
+    import moeyard.lab as lab
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    part = int(megabytes * 1e6) // world
+    source, output = (
+        torch.full((world, part), rank, dtype=torch.uint8),
+        torch.empty(world, part, dtype=torch.uint8),
+    )
+    began = time.monotonic()
+    dist.all_to_all_single(output, source)
+    dist.barrier()
+    took = time.monotonic() - began
+    before = lab.ask("sent") if rank == 0 else None
+    sizes = [[500_000 if {src, dst} == {0, 3} else 0 for dst in range(world)] for src in range(world)]
+    dist.barrier()
+    dist.all_to_all_single(
+        torch.empty(sum(row[rank] for row in sizes), dtype=torch.uint8),
+        torch.zeros(sum(sizes[rank]), dtype=torch.uint8),
+        [row[rank] for row in sizes],
+        sizes[rank],
+    )
+    dist.barrier()
+    after = lab.ask("sent") if rank == 0 else None
+    moved = (
+        None
+        if before is None
+        else [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(before, after, strict=True)]
+    )
+    print(f"rank {rank} is done")
+    return {
+        "environment": {name: os.environ[name] for name in NAMES},
+        "sum": float(total),
+        "right": output[:, 0].tolist(),
+        "seconds": took,
+        "moved": moved,
+    }
+
+
+def plain_loopback():
+    """Where the rank thinks it is."""
+    from moeyard.runtime.detect import lab_place
+
+    place = lab_place()
+    return {"interface": os.environ["GLOO_SOCKET_IFNAME"], "place": (place.shaped, place.interfaces)}
+
+
+def broken_rail(timeout, steps, slow_at, cut_at):
+    """Exchanges while a rail is slowed, then mended, then cut."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    import moeyard.lab as lab
+    import moeyard.runtime as yr
+
+    dist.init_process_group("gloo")
+    yard = yr.Yard(scheduler="rails", timeout=timeout)
+    rails, world, per = [], yard.size, 32
+    yard.observer = lambda stage, src, dst, rows, rail: rails.append(rail)
+    source = (torch.arange(world * per * 64).view(world * per, 64) + 10_000 * yard.rank).float()
+    found = {
+        "cluster": yard.cluster.scale_out.bandwidth,
+        "bound": yard.channels.bound,
+        "dead": None,
+        "seconds": 0.0,
+    }
+    step = 0
+    while step < steps:
+        if step == slow_at:
+            if yard.rank == 0:
+                lab.slow_rail(1, 0, 0.2)
+            dist.barrier(group=yard.control.group)
+            found["slow"] = np.array(yr.remeasure(yard, size=1 << 18, repeat=2).rails).tolist()
+            if yard.rank == 0:
+                lab.mend_rail(1, 0)
+            dist.barrier(group=yard.control.group)
+        output = torch.empty_like(source)
+        began = time.monotonic()
+        try:
+            if step == cut_at and yard.generation == 0:
+                if yard.rank == 0:
+                    lab.break_rail(1, 1)
+                dist.barrier(group=yard.control.group)
+            yr.all_to_all_single(output, source, [per] * world, [per] * world, yard)
+            yard.settle()
+        except yr.RailLost as error:
+            found["seconds"] = time.monotonic() - began
+            found["message"] = str(error)
+            found["dead"] = yard.recover(error, seconds=1.0)
+            rails.clear()
+            continue
+        step += 1
+    found["rails"] = sorted({rail for rail in rails if rail is not None})
+    found["first"] = output.view(world, per, 64)[:, 0, 0].tolist()
+    yard.close()
+    return found
+
+
+def delay(repeat):
+    """Median seconds there and back between the two nodes, by rail and by management network."""
+    import moeyard.lab.network as network
+    from moeyard.runtime.detect import lab_place
+
+    rank, cluster = int(os.environ["RANK"]), lab_place().cluster
+    times = []
+    if rank == 1:
+        with socket.create_server((network.address(cluster, 1, 0), 7000)) as server:
+            peer, _ = server.accept()
+            with peer:
+                for _ in range(repeat):
+                    peer.sendall(peer.recv(1))
+                size = 0
+                while size < 1_000_000:
+                    size += len(peer.recv(1 << 16))
+                peer.sendall(b"x")
+        return None
+    for _ in range(100):
+        try:
+            peer = socket.create_connection((network.address(cluster, 1, 0), 7000), timeout=20)
+            break
+        except OSError:
+            time.sleep(0.1)
+    with peer:
+        for _ in range(repeat):
+            began = time.monotonic()
+            peer.sendall(b"x")
+            peer.recv(1)
+            times.append(time.monotonic() - began)
+        began = time.monotonic()
+        peer.sendall(bytes(1_000_000))
+        peer.recv(1)
+        return sorted(times)[repeat // 2], time.monotonic() - began
+
+
+def fail(rank_at_fault, how):
+    """One rank fails; the others wait for ever."""
+    rank = int(os.environ["RANK"])
+    if rank != rank_at_fault:
+        time.sleep(600)
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+    sys.exit(int(how))

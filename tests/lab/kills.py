@@ -1,0 +1,115 @@
+"""Start a lab, kill one of its processes at a random moment, and look for what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import moeyard.lab as lab
+
+JOB = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    dist.all_to_all_single(torch.empty(4, 25_000), torch.empty(4, 25_000))
+"""
+TOKEN = "MOEYARD_TEST_TOKEN"
+
+
+def processes(token):
+    """Ids of the live processes that carry the token in their environment."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if f"{TOKEN}={token}".encode() in (path / "environ").read_bytes():
+                    state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state != "Z":
+                        found.append(int(path.name))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def namespaces(ids):
+    """Network namespaces that these processes are in or hold open."""
+    found = set()
+    for i in ids:
+        for path in (Path(f"/proc/{i}/ns/net"), *_files(i)):
+            try:
+                name = os.readlink(path)
+            except OSError:
+                continue
+            if name.startswith("net:["):
+                found.add(name)
+    return found
+
+
+def _files(i):
+    try:
+        return list(Path(f"/proc/{i}/fd").iterdir())
+    except OSError:
+        return []
+
+
+def everyone():
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def leftovers(token, spaces=frozenset(), files=frozenset(), name=None, patience=10.0):
+    """What is still there after `patience` seconds: processes, namespaces, files, sockets."""
+    end = time.monotonic() + patience
+    while True:
+        left = [f"process {i}" for i in processes(token)]
+        left += [f"namespace {n}" for n in spaces & namespaces(everyone())]
+        left += [f"socket {n}" for n in lab.labs() if n == name]
+        if not left or time.monotonic() > end:
+            return left + [f"file {path}" for path in files]
+        time.sleep(0.1)
+
+
+def one_kill(seed, moment):
+    """{"killed", "after", "left"}: one lab, one SIGKILL at a random moment to a random process of it."""
+    choose = random.Random(seed)
+    name = token = f"kill-{os.getpid()}-{seed}-{time.monotonic_ns()}"
+    own = namespaces([os.getpid()])
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "job.py"
+        script.write_text(JOB)
+        place = Path(folder) / "tmp"
+        place.mkdir()
+        environment = os.environ | {
+            TOKEN: token, "TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "moeyard", "lab", "run", "lab-2x2", "--no-warm", "--name", name]
+        caller = subprocess.Popen(
+            [*command, "--grace", "1", "--", str(script)], env=environment, cwd=place,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        after = choose.uniform(*moment)
+        time.sleep(after)
+        ids = processes(token) or [caller.pid]
+        spaces = namespaces(ids) - own
+        victim = choose.choice(ids)
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            victim = caller.pid
+            caller.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            caller.wait(20)
+        files = [str(path) for path in place.rglob("*")]
+        left = leftovers(token, spaces, files, name)
+        if caller.poll() is None:
+            caller.kill()
+            caller.wait()
+    which = f"{ids.index(victim)} of {len(ids)}" if victim in ids else "caller"
+    return {"killed": which, "after": round(after, 2), "namespaces": len(spaces), "left": left}
