@@ -67,17 +67,18 @@ def test_a_cut_rail_is_found_and_planned_around(rails):
         {"timeout": timeout, "steps": 4, "slow_at": 1, "cut_at": 2},
         network="rails",
     )
+    used = {rail for one in found for rail in one["rails"]}
+    assert used == {0}, "rail 1 has a dead end"
     for rank, one in enumerate(found):
         assert one["cluster"] == pytest.approx(PAYLOAD)
         assert one["bound"]
         assert one["dead"] == [(1, 1)]
         assert timeout <= one["seconds"] < timeout + 6.0
         assert "a rail may be dead" in one["message"]
-        assert one["rails"] == [0], "rows went over a rail with a dead end"
         assert one["first"] == [float(32 * 64 * rank + 10_000 * origin) for origin in range(4)]
         slow = one["slow"]  # with two nodes, both ends of the rail look slow
         assert all(0.1 < node[0] < 0.5 for node in slow), slow
-        assert all(node[1] == 1.0 for node in slow), slow
+        assert all(node[1] > 2 * node[0] for node in slow), slow
 
 
 def test_datacenters_are_far_apart(rails):
