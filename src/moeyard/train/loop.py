@@ -13,7 +13,7 @@ import moeyard.runtime as yr
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.meter import Meter
 from moeyard.train.model import make_config, make_model, model_spec
-from moeyard.train.options import MODES, Options
+from moeyard.train.options import Options
 from moeyard.train.skew import Skew
 from moeyard.train.text import Text
 
@@ -45,12 +45,8 @@ class Trainer:
         config = make_config(options)
         cluster = None if place is None else place.cluster
         spec = None if cluster is None else model_spec(config, options, cluster)
-        wanted = {
-            "scheduler": options.scheduler, "planner": options.planner, "policy": options.policy, "slots": options.slots,
-        } | MODES[mode][1]  # fmt: skip
-        if (
-            mode == "plain" and place is not None
-        ):  # rows by the backend's own all-to-all, each rank on its own rail
+        wanted = options.yard(mode)
+        if mode == "plain" and place is not None:  # the backend's own all-to-all, each rank on its own rail
             wanted |= {"interfaces": (), "management": place.management if place.shaped else None}
         self.yard = yr.Yard(model=spec, timeout=options.timeout, **wanted)
         if mode == "plain":

@@ -14,7 +14,7 @@ from moeyard.train.text import VOCABULARY
 
 # Sizes for a network of 50 Mbit/s, under the names that families use for them.
 SIZES: dict[str, int] = {
-    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256,
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "first_k_dense_replace": 0,
     "num_local_experts": 16, "num_experts": 16, "n_routed_experts": 16, "num_experts_per_tok": 2,
     "max_position_embeddings": 256,

@@ -29,15 +29,15 @@ class Options:
     modes: tuple[str, ...] = ("plain", "moeyard")
     steps: int = 16
     warmup: int = 2  # first steps that count for the loss but not for the times
-    batch: int = 4  # sequences per rank
+    batch: int = 8  # sequences per rank
     length: int = 128  # tokens of a sequence
     family: str = "mixtral"
     config: dict[str, Any] = field(default_factory=dict)  # fields of the Hugging Face config
     text: str | None = None  # a file or folder; None: the standard library's source
     skew: str | None = None  # a trace whose distribution over the experts the routing follows
-    planner: str = "auto"
+    planner: str = "quota"
     scheduler: str = "auto"
-    policy: str = "auto"
+    policy: str = "quota"
     slots: int | None = 1
     compute: float | None = None  # rows per second of an emulated accelerator; None: as fast as it goes
     learning_rate: float = 1e-3
@@ -58,6 +58,16 @@ class Options:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
         if self.compute is not None and not self.compute > 0:
             raise MoeyardError(f"compute must be positive rows per second, got {self.compute}")
+
+    def yard(self, mode: str) -> dict[str, Any]:
+        """How a mode plans: options of `Yard`."""
+        own = {
+            "scheduler": self.scheduler,
+            "planner": self.planner,
+            "policy": self.policy,
+            "slots": self.slots,
+        }
+        return own | MODES[mode][1]
 
     @property
     def tokens(self) -> int:
