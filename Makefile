@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help test run lint types pytest bench golden format clean
+.PHONY: help test run lint types pytest bench golden oracle format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: lint types pytest  ## install, lint, type-check, test
 
-run: $(STAMP)  ## compare the schedulers on a built-in cluster under skewed traffic
-	$(BIN)/moeyard schedule h200-4x8 zipf:0.9 --mb 256
+run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard, and compare
+	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --steps 12 --out out/run
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -31,6 +31,9 @@ bench: $(STAMP)  ## planning speed and schedule quality, measured here
 golden: $(STAMP)  ## rewrite the golden figures from what the code does now
 	$(BIN)/python -m bench --golden
 
+oracle: $(STAMP)  ## every Hugging Face MoE family over 4 ranks against one process; writes the table in docs/hugging-face.md
+	$(BIN)/python -m bench.hf_oracle --write
+
 format: $(STAMP)  ## ruff: rewrite in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -41,5 +44,5 @@ clean:  ## remove the environment and every cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,hf,lab]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,hf,lab,train]'
 	touch $@

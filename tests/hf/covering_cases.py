@@ -7,11 +7,13 @@ import copy
 import model_oracle
 import torch
 import torch.distributed as dist
+from curve_cases import curve  # noqa: F401
 from keep_float64 import KeepFloat64
 from memory_cases import build as build_empty  # noqa: F401
 from model_oracle import Batch, build, cluster_of, families, relative  # noqa: F401
 from torch import nn
 
+import moeyard as my
 import moeyard.runtime as yr
 from moeyard.errors import InvalidModel, InvalidPlacement
 
@@ -35,6 +37,16 @@ ADAPTERS = {
 
 def prepare():
     model_oracle.prepare((*INTERFACE, *ADAPTERS, "deepseek_v3", "qwen3_moe", "doge"))
+    port = my.Port(1e9, 1e-6)
+    cluster = my.Cluster(1, 2, scale_up=port, scale_out=port)  # as the examples of the docs find it
+    traffic = my.Traffic([[1, 2], [3, 4]], 8)
+    my.lower(my.schedule(cluster, traffic, "auto"), 0)
+
+
+def page(rank, world, code):
+    """An example of the docs, in ranks that are started already."""
+    dist.init_process_group = lambda *_, **__: None
+    exec(compile(code, "docs/hugging-face.md", "exec"), {})
 
 
 def others(rank, world):
@@ -113,6 +125,32 @@ def homes(rank, world, yard):
     return relative(ours(batch.tokens[share]).logits, plain(batch.tokens).logits[share])
 
 
+def moved_homes(rank, world, yard):
+    """AdamW steps with the homes changed in between are those without: parameters and optimizer state went along."""
+    start = build("gpt_oss", torch.float64)
+    logits = []
+    for moves in (False, True):
+        model = yr.parallelize(copy.deepcopy(start), yard)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(4):
+            if moves and step == 2:
+                first = dict(yr.expert_modules(model))
+                other = [0, 3, 0, 1, 3, 1]
+                assert yr.move_experts(model, yard, torch.tensor(other).numpy(), optimizer) == 5 * len(first)
+                assert all(
+                    list(m.expert_share.own) == [e for e in range(6) if other[e] == rank]
+                    for m in first.values()
+                )
+            batch = Batch.random(world, 60, step)
+            own = batch.tokens[batch.share(rank)]
+            model(own, labels=own, num_items_in_batch=batch.tokens[:, 1:].numel()).loss.backward()
+            yr.sync_gradients(model, yard)
+            optimizer.step()
+            optimizer.zero_grad()
+        logits.append(model(torch.arange(3, 11).view(2, 4)).logits)
+    return relative(*logits)
+
+
 def same_weights_on_any_ranks(rank, world, yard):
     """Built empty and initialised: a rank's experts are those of one that owns them all, and dense parameters are equal."""
     from transformers import GptOssConfig, GptOssForCausalLM
@@ -184,4 +222,12 @@ def autocast(rank, world, yard):
     return relative(found, expected)
 
 
-CASES = (own_loss, router_loss_without_counts, generate, homes, same_weights_on_any_ranks, refusals)
+CASES = (
+    own_loss,
+    router_loss_without_counts,
+    generate,
+    homes,
+    moved_homes,
+    same_weights_on_any_ranks,
+    refusals,
+)

@@ -52,5 +52,5 @@ def build(rank, world, layers, hidden, inner, experts):
         yr.initialise(yr.parallelize(model, yard), yard)
         peak = peak_bytes() - base
         share = sum(p.numel() * p.element_size() for p in model.parameters())
-        checks = float(model.model.layers[-1].mlp.experts.down_proj.std())
+        checks = float(model.model.layers[-1].mlp.experts.down_proj.detach().std())
     return {"share": share, "whole": whole, "peak": peak, "std": checks}

@@ -204,6 +204,34 @@ def check_family(yard, world, family, dtype, cases):
     return found
 
 
+def how_found(model):
+    """By which way of the runtime a family's experts are computed."""
+    from moeyard.runtime.hf.adapters import ADAPTERS
+    from moeyard.runtime.hf.compute import on_interface
+
+    ways = []
+    for name, module in model.named_modules():
+        if on_interface(module):
+            flags = {
+                "no gate": not module.has_gate,
+                "bias": module.has_bias,
+                "transposed": module.is_transposed,
+            }
+            flags["norm"] = getattr(module, "has_post_expert_norm", False)
+            ways.append(", ".join(["interface", *(flag for flag, on in flags.items() if on)]))
+        else:
+            ways += [f"adapter {adapter.__name__}" for adapter in ADAPTERS if adapter(name, module)]
+    return " and ".join(dict.fromkeys(ways))
+
+
+def split_error(family, world, rank):
+    """How much the unmodified model itself changes when its batch is split over the ranks."""
+    with KeepFloat64(), torch.no_grad():
+        model, batch = build(family, torch.float64), Batch.random(world, 60, 3)
+        share = batch.share(rank)
+        return relative(outputs_of(model, batch.tokens[share]), outputs_of(model, batch.tokens)[share])
+
+
 def families(rank, world, names, dtype_name="float64", cases=("no replicas", "replicas")):
     """{family: what `check_family` finds} on one yard. An error of any of them ends it."""
     dtype = getattr(torch, dtype_name)
@@ -214,11 +242,26 @@ def families(rank, world, names, dtype_name="float64", cases=("no replicas", "re
 
 
 def one_family(rank, world, family, dtype_name="float64", cases=("no replicas", "replicas")):
-    """What `check_family` finds, or the error as text: a table has a line for it."""
+    """What `check_family` finds and how; or why it did not: a table has a line for it."""
+    calls = count_grouped_matmuls()
     try:
-        return families(rank, world, [family], dtype_name, cases)[family]
+        found = families(rank, world, [family], dtype_name, cases)[family]
+        with torch.device("meta"):
+            return found | {"how": how_found(FAMILIES[family].build()), "grouped": calls[0]}
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        torch.set_default_dtype(torch.float64)
+        return {"error": f"{type(error).__name__}: {error}", "split": split_error(family, world, rank)}
+
+
+def count_grouped_matmuls():
+    calls, plain = [0], functional.grouped_mm
+
+    def counted(*args, **kwargs):
+        calls[0] += 1
+        return plain(*args, **kwargs)
+
+    functional.grouped_mm = counted
+    return calls
 
 
 def cluster_of(world):

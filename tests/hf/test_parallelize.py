@@ -1,15 +1,23 @@
 """A parallelized Hugging Face model is the unmodified one: outputs, loss, every gradient and the clip norm."""
 
+import json
+import re
+
 import pytest
 
 pytest.importorskip("transformers")
 
+from bench.hf_oracle import PAGE, RESULTS, with_table
 from covering_cases import ADAPTERS, INTERFACE
 from families import FAMILIES
 from rounds import play
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 FULL, FAST = tuple(INTERFACE | ADAPTERS), ("mixtral", "gpt_oss", "dbrx")
+
+
+def examples():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +28,9 @@ def found():
         ("families", 4, {"names": FAST, "dtype_name": "float32", "cases": ("no replicas", "replicas")}),
         ("others", 4, {}),
         ("build_empty", 4, {"layers": 2, "hidden": 768, "inner": 1536, "experts": 16}),
+        ("curve", 1, {"family": "mixtral", "steps": 5, "sequences": 4}),
+        ("curve", 4, {"family": "mixtral", "steps": 5, "sequences": 4}),
+        *(("page", 2, {"code": code}) for code in examples()),
     ]
     return play(rounds, 120, prepare="covering_cases")
 
@@ -41,7 +52,15 @@ def test_in_float32_with_grouped_matmul_too(found, family):
 
 @pytest.mark.parametrize(
     "case",
-    ["own_loss", "generate", "homes", "same_weights_on_any_ranks", "refusals", "router_loss_without_counts"],
+    [
+        "own_loss",
+        "generate",
+        "homes",
+        "moved_homes",
+        "same_weights_on_any_ranks",
+        "refusals",
+        "router_loss_without_counts",
+    ],
 )
 def test_what_else_a_model_must_do(found, case):
     assert max(rank[case] for rank in found[2]) <= 1e-9
@@ -55,6 +74,22 @@ def test_an_empty_build_holds_little_more_than_its_share(found):
     for rank in found[3]:
         assert rank["share"] < 0.35 * rank["whole"]
         assert rank["peak"] <= 1.2 * rank["share"], rank
+
+
+def test_the_loss_curve_is_that_of_one_process(found):
+    one, many = found[4][0], found[5][0]
+    assert one[-1] < one[0]
+    assert max(abs(a - b) / a for a, b in zip(one, many, strict=True)) <= 1e-6
+
+
+def test_the_examples_of_the_page_run(found):
+    assert len(found) == 6 + len(examples()) > 6
+
+
+def test_the_page_shows_the_results():
+    results = json.loads(RESULTS.read_text())
+    assert with_table(PAGE.read_text(), results) == PAGE.read_text()
+    assert sum("reason" not in line for line in results.values()) >= 45
 
 
 def test_every_family_has_a_name_of_its_own():

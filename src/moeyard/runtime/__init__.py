@@ -31,6 +31,7 @@ from moeyard.runtime.gradients import (
     clip_grad_norm_,
     dense_parameters,
     expert_parameters,
+    global_count,
     global_mean,
     sync_gradients,
 )
@@ -38,6 +39,7 @@ from moeyard.runtime.groups import Yard
 from moeyard.runtime.hf import initialise, parallelize, router_loss
 from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
 from moeyard.runtime.measure import measure, measure_links, remeasure
+from moeyard.runtime.move import move_experts
 from moeyard.runtime.record import Recorder, record, record_text
 from moeyard.runtime.replicas import gather_experts, refill_before_backward
 from moeyard.runtime.share import Share, Stack, expert_modules
@@ -70,6 +72,7 @@ __all__ = [
     "export_pretrained",
     "from_pretrained",
     "gather_experts",
+    "global_count",
     "global_mean",
     "grouped_linear",
     "grouped_matmul_fits",
@@ -80,6 +83,7 @@ __all__ = [
     "materialize",
     "measure",
     "measure_links",
+    "move_experts",
     "parallelize",
     "record",
     "record_text",

@@ -194,11 +194,19 @@ class MoELayer(nn.Module):
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
         homes = static_homes(num_experts, yard.size) if home_E is None else home_E
         self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
-        self.home_E, self.own = self.expert_share.home_E, list(self.expert_share.own)
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
         self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * inner, hidden, **options))
         self.down = nn.Parameter(torch.empty(len(self.own), hidden, inner, **options))
         self.reset(seed)
+
+    @property
+    def home_E(self) -> IntArray:
+        return self.expert_share.home_E
+
+    @property
+    def own(self) -> list[int]:
+        """Logical ids of the experts at home here."""
+        return list(self.expert_share.own)
 
     def reset(self, seed: int) -> None:
         """Normal weights, scaled by the width that they read."""

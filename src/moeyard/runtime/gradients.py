@@ -50,6 +50,11 @@ def global_mean(loss_sum: torch.Tensor, count: torch.Tensor | int, yard: Yard) -
     return loss_sum / total.clamp(min=1.0).to(loss_sum.dtype)[0]
 
 
+def global_count(count: torch.Tensor | int, yard: Yard) -> int:
+    """The sum over all ranks, such as the labels of the whole batch: what a Hugging Face model takes as `num_items_in_batch`."""
+    return int(_summed(torch.as_tensor(count, dtype=torch.int64).reshape(1), yard)[0])
+
+
 def balance_loss(probabilities: torch.Tensor, index: torch.Tensor, yard: Yard) -> torch.Tensor:
     """This rank's share of the router's auxiliary loss, E * sum over experts of (share of rows) * (mean probability).
 
