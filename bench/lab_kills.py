@@ -3,7 +3,7 @@
     PYTHONPATH=src python bench/lab_kills.py [--kills 20] [--seed 0]
 
 Each lab (2 nodes x 2 rails, ranks exchanging) loses one process to SIGKILL: the caller, the host, the first process or a rank, at
-a moment between its start and seconds into its job. Exit status 1 if anything is left.
+a random moment after its start or, every other time, while its ranks exchange. Exit status 1 if anything is left.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def main():
     user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
     left = 0
     for number in range(options.kills):
-        outcome = one_kill(options.seed + number, moment=(0.1, 10.0))
+        running = number % 2 == 1
+        outcome = one_kill(options.seed + number, (0.0, 3.0) if running else (0.1, 6.0), running)
         left += bool(outcome["left"])
         print(
-            f"{number + 1:3}: after {outcome['after']:5.2f} s killed process {outcome['killed']}, "
+            f"{number + 1:3}: {outcome['after']:5.2f} s {outcome['when']} killed process {outcome['killed']}, "
             f"{outcome['namespaces']} namespaces; left: {', '.join(outcome['left']) or 'nothing'}",
             flush=True,
         )

@@ -76,8 +76,9 @@ def leftovers(token, spaces=frozenset(), files=frozenset(), name=None, patience=
         time.sleep(0.1)
 
 
-def one_kill(seed, moment):
-    """{"killed", "after", "left"}: one lab, one SIGKILL at a random moment to a random process of it."""
+def one_kill(seed, moment, running=False):
+    """{"killed", "after", "left"}: one lab, one SIGKILL to a random process of it, `moment` seconds (from, to) after its
+    start, or, if `running`, after its ranks are there."""
     choose = random.Random(seed)
     name = token = f"kill-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     own = namespaces([os.getpid()])
@@ -94,7 +95,11 @@ def one_kill(seed, moment):
             [*command, "--grace", "1", "--", str(script)], env=environment, cwd=place,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        after = choose.uniform(*moment)
+        after, end = choose.uniform(*moment), time.monotonic() + 60
+        while (
+            running and len(processes(token)) < 7 and time.monotonic() < end
+        ):  # caller, host, first, four ranks
+            time.sleep(0.05)
         time.sleep(after)
         ids = processes(token) or [caller.pid]
         spaces = namespaces(ids) - own
@@ -112,4 +117,5 @@ def one_kill(seed, moment):
             caller.kill()
             caller.wait()
     which = f"{ids.index(victim)} of {len(ids)}" if victim in ids else "caller"
-    return {"killed": which, "after": round(after, 2), "namespaces": len(spaces), "left": left}
+    when = "while ranks run" if running else "after the start"
+    return {"killed": which, "after": round(after, 2), "when": when, "namespaces": len(spaces), "left": left}

@@ -48,7 +48,7 @@ def test_a_plain_script_runs_as_under_torchrun(rails, capfd):
     assert "2 nodes x 2 ranks, 2 rails at 50 Mbit/s each" in err
 
 
-@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", 137), ("7", 7)])
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", 137)])
 def test_a_rank_that_fails_ends_the_others(rails, tmp_path, capfd, how, code):
     script = tmp_path / "script.py"
     script.write_text("import sys\nimport jobs\njobs.fail(2, sys.argv[1])\n")
@@ -99,7 +99,7 @@ def test_refused_rails_are_an_error_or_labelled(monkeypatch, capfd):
 
 def test_nothing_is_left_when_killed_at_any_moment(rails):
     for seed in range(4):
-        outcome = one_kill(seed, moment=(0.3, 5.0))
+        outcome = one_kill(seed, moment=(0.1, 2.0), running=seed % 2 == 1)
         assert not outcome["left"], outcome
 
 
