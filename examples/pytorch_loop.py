@@ -67,7 +67,7 @@ def main() -> None:
     yr.export_pretrained(model, f"{given.out}/model", yard)  # opens in plain transformers
     if dist.get_rank() == 0:
         recorder.save(f"{given.out}/trace.npz")
-        print(f"saved {yr.latest(given.out)}; try: moeyard plan CLUSTER {given.out}/trace.npz")
+        print(f"saved {yr.latest(given.out)}; try: moeyard plan lab-2x2 {given.out}/trace.npz")
     yard.close()
     dist.destroy_process_group()
 

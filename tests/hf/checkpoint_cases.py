@@ -25,7 +25,7 @@ def prepare():
         for planner, slots in (("static", None), ("quota", 1)):
             placement = my.place(cluster, demand, planner, slots)
             traffic = my.assign(cluster, demand, placement).traffic(64)
-            my.lower(my.schedule(cluster, traffic, "auto"), 0)
+            my.lower(my.schedule(cluster, traffic, "direct"), 0)
 
 
 def cluster_of(ranks):
@@ -68,7 +68,7 @@ def contents(model, optimizer):
 
 def save(rank, world, folder):
     """Three steps with replicas, a checkpoint, one more step."""
-    with yr.Yard(cluster=cluster_of(world), planner="quota", slots=1, timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=cluster_of(world), planner="quota", slots=1, timeout=60) as yard:
         model, optimizer = trainer(yard)
         for step in range(3):
             train_step(model, optimizer, yard, step)
@@ -98,7 +98,7 @@ def load(rank, world, folder, expert_parallel=None, homes=None, planner="static"
             "cpu", (world // expert_parallel, expert_parallel), mesh_dim_names=("dp", "ep")
         )
     cluster = cluster_of(expert_parallel or world)
-    with yr.Yard(mesh, cluster=cluster, planner=planner, slots=slots, timeout=60) as yard:
+    with yr.Yard(mesh, scheduler="direct", cluster=cluster, planner=planner, slots=slots, timeout=60) as yard:
         model, optimizer = trainer(yard, homes, lr=0.3)
         for parameter in model.parameters():
             parameter.data.fill_(float("nan"))

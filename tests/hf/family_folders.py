@@ -30,7 +30,7 @@ def family(rank, world, name):
         plain.save_pretrained(source)
     dist.barrier()
     plain = type(plain).from_pretrained(source)  # as transformers itself opens it
-    with yr.Yard(cluster=one_node(world), timeout=40) as yard:
+    with yr.Yard(scheduler="direct", cluster=one_node(world), timeout=40) as yard:
         config = type(plain.config).from_pretrained(source)
         with torch.device("meta"):
             model = type(plain)._from_config(config)

@@ -26,7 +26,7 @@ def prepare():
     cluster = one_node(2)
     demand = my.Demand(np.full((2, 6), 3))
     traffic = my.assign(cluster, demand, my.place(cluster, demand, "static", None)).traffic(64)
-    my.lower(my.schedule(cluster, traffic, "auto"), 0)
+    my.lower(my.schedule(cluster, traffic, "direct"), 0)
 
 
 def one_node(ranks):
@@ -49,7 +49,7 @@ def through(rank, world, folder):
     from transformers import AutoModelForCausalLM
 
     found = {}
-    with yr.Yard(cluster=one_node(world), timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=one_node(world), timeout=60) as yard:
         for family in FAMILIES:
             source, target = f"{folder}/{family}", f"{folder}/out-{family}"
             plain = AutoModelForCausalLM.from_pretrained(source)
@@ -118,7 +118,7 @@ def trained(rank, world, folder):
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     cluster = one_node(2)
-    with yr.Yard(mesh, cluster=cluster, planner="quota", slots=1, timeout=60) as yard:
+    with yr.Yard(mesh, scheduler="direct", cluster=cluster, planner="quota", slots=1, timeout=60) as yard:
         model = yr.parallelize(small.model_of("mixtral"), yard)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for seed in range(2):
@@ -161,7 +161,7 @@ def faults(rank, world, folder):
     cut.mkdir()
     whole = (Path(folder) / "mixtral" / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with yr.Yard(cluster=one_node(world), timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=one_node(world), timeout=60) as yard:
         attempt("no folder", f"{folder}/nowhere")
         attempt("not safetensors", str(broken))
         attempt("cut short", str(cut))

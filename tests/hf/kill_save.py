@@ -61,7 +61,7 @@ def write(rank, world, folder, log):
     """Load what is there, then save forever."""
     import moeyard.runtime as yr
 
-    with yr.Yard(timeout=TIMEOUT) as yard:
+    with yr.Yard(scheduler="direct", timeout=TIMEOUT) as yard:
         layer, optimizer = parts(yard)
         found = yr.latest(folder)
         step = 0 if found is None else yr.load_checkpoint(found, layer, optimizer, yard).step
@@ -82,7 +82,7 @@ def read(rank, world, folder):
 
     import moeyard.runtime as yr
 
-    with yr.Yard(timeout=TIMEOUT) as yard:
+    with yr.Yard(scheduler="direct", timeout=TIMEOUT) as yard:
         layer, optimizer = parts(yard)
         found = yr.latest(folder)
         if found is None:

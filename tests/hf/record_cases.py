@@ -39,14 +39,14 @@ def plain(rank, world, path):
 
 def parallel(rank, world):
     """The same text on 4 ranks."""
-    with yr.Yard(cluster=cluster_of(world), planner="quota", slots=1, timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=cluster_of(world), planner="quota", slots=1, timeout=60) as yard:
         model = yr.parallelize(small.model_of("mixtral", torch.float32), yard)
         return yr.record_text(model, TEXT, text_tokens, sequences=8, length=12).counts
 
 
 def training(rank, world, path):
     """A record per optimizer step, with accumulation and activation checkpointing counted once; saved by one rank."""
-    with yr.Yard(cluster=cluster_of(world), timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=cluster_of(world), timeout=60) as yard:
         model = yr.parallelize(small.model_of("mixtral", torch.float32), yard)
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -68,7 +68,7 @@ def training(rank, world, path):
 
 def own_layers(rank, world):
     """MoELayer records too; every second step."""
-    with yr.Yard(cluster=one_node(world), timeout=60) as yard:
+    with yr.Yard(scheduler="direct", cluster=one_node(world), timeout=60) as yard:
         layer = yr.MoELayer(8, 6, 5, 2, yard)
         with yr.record(layer, every=2) as recorder:
             for _ in range(4):

@@ -68,3 +68,23 @@ def test_random_numbers_go_on_only_on_as_many_ranks(rounds):
         True
     ] * 4
     assert not loaded["on 2 ranks"][0][3][0]
+
+
+def test_torch_turns_a_checkpoint_into_one_file_in_logical_order(rounds, tmp_path):
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    saved, _, folder = rounds
+    dcp_to_torch_save(f"{folder}/step-00000003", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    for name, value in logical([r[0] for r in saved]).items():
+        assert (whole[name].numpy() == value).all(), name
+
+
+def test_only_whole_checkpoints_are_seen(tmp_path):
+    import moeyard.runtime as yr
+
+    assert yr.latest(tmp_path / "nowhere") is None
+    for name in ("step-00000009", "step-00000010", "step-00000010-2", ".saving-step-00000011", "other"):
+        (tmp_path / name).mkdir()
+    assert yr.latest(tmp_path).name == "step-00000010-2"

@@ -59,6 +59,12 @@ def test_plan_takes_a_recorded_trace_as_it_is(rounds, tmp_path):
     assert json.loads(done.output)["rows"] == 2 * 8 * 12 * 2
 
 
+def test_the_command_says_what_is_missing(tmp_path):
+    (tmp_path / "text").write_text("words")
+    done = CliRunner().invoke(app, ["record", str(tmp_path), str(tmp_path / "text")])
+    assert "no config.json here" in str(done.exception)
+
+
 def test_moe_layers_and_every_second_step(rounds):
     found, _ = rounds
     steps, rows = found["own_layers"][0]

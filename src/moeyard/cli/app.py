@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moeyard.cli import clusters, doctor, lab, plan, report, reproduce, schedule, simulate, train
+from moeyard.cli import clusters, doctor, lab, plan, record, report, reproduce, schedule, simulate, train
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
@@ -25,6 +25,7 @@ app.command("plan")(plan.run)
 app.command("simulate")(simulate.run)
 app.add_typer(lab.app, name="lab")
 app.command("train")(train.run)
+app.command("record")(record.run)
 app.command("report")(report.run)
 app.command("reproduce")(reproduce.run)
 app.command("clusters")(clusters.run)

@@ -4,7 +4,7 @@
         train(...)
     recorder.save("trace.npz")                                 # moeyard plan CLUSTER trace.npz
 
-    record_text(model, text, tokenizer, ranks=32).save(...)    # a plain model, its batch dealt to 32 imagined ranks
+    trace = record_text(model, text, tokenizer, ranks=32)      # a plain model, its batches dealt to 32 imagined ranks
 
 On an expert-parallel model the counts are those that every exchange gathers in any case: recording adds them up on the host.
 On a plain transformers model a hook counts what the routers chose, on the device, without waiting for it.
