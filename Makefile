@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help test run lint types pytest bench golden oracle format clean
+.PHONY: help test run lint types pytest bench golden oracle examples format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ golden: $(STAMP)  ## rewrite the golden figures from what the code does now
 
 oracle: $(STAMP)  ## every Hugging Face MoE family over 4 ranks against one process; writes the table in docs/hugging-face.md
 	$(BIN)/python -m bench.hf_oracle --write
+
+examples: $(STAMP)  ## every example on 4 ranks of this machine
+	for one in pytorch_loop hf_trainer titan_loop; do \
+	  OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/$$one.py --steps 10 || exit 1; done
 
 format: $(STAMP)  ## ruff: rewrite in place
 	$(BIN)/ruff check --fix .

@@ -54,7 +54,9 @@ def test_plan_takes_a_recorded_trace_as_it_is(rounds, tmp_path):
         '[scale_up]\nbandwidth = "50 GB/s"\nlatency = "1 us"\n'
         '[scale_out]\nbandwidth = "10 GB/s"\nlatency = "10 us"\n'
     )
-    done = CliRunner().invoke(app, ["plan", str(cluster), path, "--layer", "1", "--json"])
+    done = CliRunner().invoke(
+        app, ["plan", str(cluster), path, "--layer", "1", "--planner", "quota", "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["rows"] == 2 * 8 * 12 * 2
 
