@@ -1,0 +1,79 @@
+"""Whole runs on four ranks: the same loss both ways, and the same loss after a resume."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from moeyard.cli.app import main
+from moeyard.cli.train import Bar
+
+pytestmark = pytest.mark.runtime
+SMALL = [
+    "--lab",
+    "lab-2x2",
+    "--network",
+    "loopback",
+    "--skew",
+    "mixtral-8",
+    "--batch",
+    "1",
+    "--length",
+    "32",
+    "--json",
+]
+
+
+def train(root, out, *more):
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-m", "moeyard", "train", *SMALL, "--out", str(out), *more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def losses(out, mode):
+    lines = [json.loads(line) for line in (out / mode / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
+    whole = train(root, tmp_path / "a", "--steps", "3", "--compute", "200000")
+    assert whole["modes"] == ["plain", "moeyard"]
+    assert whole["loss_difference"] <= 1e-5
+    assert whole["emulated"]
+    assert not whole["shaped"]
+    assert "UNSHAPED" in whole["conditions"]["network"]
+    for mode in whole["modes"]:
+        summary = whole["summary"][mode]
+        assert summary["iteration_s"] > 0
+        assert 0 < summary["balancedness"] <= 1
+    assert whole["summary"]["moeyard"]["balancedness"] > whole["summary"]["plain"]["balancedness"]
+    assert (tmp_path / "a" / "report.html").stat().st_size > 1e6
+    assert (tmp_path / "a" / "moeyard" / "measured.npz").exists()
+
+    train(root, tmp_path / "b", "--steps", "2", "--mode", "moeyard", "--checkpoint-every", "1")
+    train(root, tmp_path / "b", "--steps", "3", "--mode", "moeyard", "--resume")
+    one, two = losses(tmp_path / "a", "moeyard"), losses(tmp_path / "b", "moeyard")
+    assert two.keys() == {0, 1, 2}
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-5
+
+
+def test_without_a_lab_or_torchrun_it_says_what_to_write(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(sys, "argv", ["moeyard", "train", "--out", "/dev/null/x"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_progress_is_a_line_a_step_off_a_terminal(capsys):
+    bar = Bar(2)
+    bar("plain", {"step": 0, "loss": 1.0, "seconds": 0.5, "tokens_per_s": 10.0, "x_bound": 1.5})
+    bar("plain", {"event": "rail lost", "step": 1, "detail": "node 0 rail 1"})
+    said = capsys.readouterr().err
+    assert "step 1/2" in said
+    assert "rail lost: node 0 rail 1" in said
