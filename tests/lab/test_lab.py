@@ -89,12 +89,35 @@ def test_datacenters_are_far_apart(rails):
     assert megabyte > 0.8 * 1e6 / 1.25e6
 
 
-def test_refused_rails_are_an_error_or_labelled(monkeypatch, capfd):
-    pytest.importorskip("torch")
-    found = lab.run("lab-2x2", "jobs:plain_loopback", network="loopback", warm=False)
-    assert [one["interface"] for one in found] == ["lo"] * 4
-    assert all(one["place"] == (False, None) for one in found)
-    assert "UNSHAPED, all ranks on loopback" in capfd.readouterr().err
+def test_where_namespaces_are_refused_it_says_so(rails, tmp_path):
+    """`auto` runs unshaped and names the step; `rails` is an error."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import jobs, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\n"
+        "dist.all_reduce(x)\nprint(int(x), jobs.where())\n"
+    )
+    for network, code in (("auto", 0), ("rails", 70)):
+        command = [
+            "-m",
+            "moeyard",
+            "lab",
+            "run",
+            "lab-2x2",
+            "--no-warm",
+            "--network",
+            network,
+            "--",
+            str(script),
+        ]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, str(HERE / "refuse.py"), *command], env=environment, capture_output=True, text=True,
+            timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "network namespace: " in done.stderr
+        assert ("UNSHAPED, all ranks on loopback" in done.stderr) == (network == "auto")
+        assert done.stdout.count("4 ('lo', False, None)") == (4 if network == "auto" else 0)
 
 
 def test_nothing_is_left_when_killed_at_any_moment(rails):

@@ -93,6 +93,7 @@ def _first(job: dict[str, Any], server: socket.socket, shaped: bool, why: str) -
                     _tell(job, f"moeyard lab: {refused}; `moeyard lab check` says more")
                     os._exit(REFUSED)
                 why = str(refused)
+                spaces.raise_loopback()
         _tell(job, describe(job["name"], spec, network, why))
         code = Watch(job, spec, network, server).run()
     except MoeyardError as error:

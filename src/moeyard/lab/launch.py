@@ -119,7 +119,8 @@ def _run(
     command = [sys.executable, "-m", "moeyard.lab.host", str(read)]
     passed = [fd for fd in (read, theirs) if fd is not None]
     sys.stdout.flush()
-    host = subprocess.Popen(command, env=host_environment(), pass_fds=passed)
+    # A group of its own: Ctrl-C reaches the caller alone, which may let the ranks finish before it ends the host.
+    host = subprocess.Popen(command, env=host_environment(), pass_fds=passed, process_group=0)
     for fd in passed:
         os.close(fd)
     received: list[bytes] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 NEW_USER, NEW_NET, NEW_MOUNT, NEW_PID = 0x10000000, 0x40000000, 0x00020000, 0x20000000
 _PRIVATE, _BIND, _NOSUID_NODEV_NOEXEC, _DETACH = 0x4000 | 0x40000, 0x1000, 0xE, 2
 _PR_SET_PDEATHSIG = 1
+_SET_FLAGS, _UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -81,6 +82,16 @@ def isolate() -> None:
         except OSError as error:
             raise Refused(name, error.strerror) from error
     die_with_parent()  # a change of user forgets it
+
+
+def raise_loopback() -> None:
+    """Let `lo` carry packets in the network namespace that this process is in."""
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        fcntl.ioctl(line.fileno(), _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
 
 
 def furnish(hosts: str) -> str | None:
