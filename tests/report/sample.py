@@ -60,6 +60,10 @@ def write_run(folder, steps=12, events=()):
                     "x_bound": exchange / 8 / least,
                 }
             )
+        spans = [
+            [("dense", 0.0, 0.1), ("exchange", 0.1, 0.3), ("experts", 0.3, 0.3 + 0.02 * r)] for r in range(16)
+        ]
+        (folder / name / "spans.json").write_text(json.dumps(spans))
         rows = {"out": measured.rails_out * 1000, "in": measured.rails_in * 1000}
         last = lines[-1]
         run["summary"][name] = {

@@ -82,7 +82,7 @@ def test_a_browser_shows_every_figure_without_complaint(page, tmp_path):
     dom, log = chromium(f"--screenshot={shot}", "--window-size=500,900", "--dump-dom", page.as_uri())
     assert "CONSOLE" not in log, [line for line in log.splitlines() if "CONSOLE" in line]
     figures = re.findall(r'id="figure-\d+"', dom)
-    assert len(figures) >= 9
+    assert len(figures) >= 10
     assert len(re.findall(r'class="main-svg"', dom)) >= len(figures)  # plotly drew each
     assert "rail lost" in dom
     if shot.exists():  # some versions write either the picture or the document

@@ -49,9 +49,41 @@ def iteration_parts(parts: Mapping[str, Mapping[str, float]]) -> go.Figure:
             hovertemplate="%{y}: " + label + " %{x:.3f} s<extra></extra>",
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
-    figure.update_xaxes(title="seconds per iteration (median of the steps, mean over the ranks)")
+    figure.update_xaxes(title="seconds per iteration")
     figure.update_yaxes(autorange="reversed")
     return styled(figure, 120 + 70 * len(modes))
+
+
+SPANS = {  # kind of span -> (label, colour), in the order of the legend
+    "dense": ("attention and the rest", "#b8c7d6"),
+    "experts": ("experts", "#3d5a80"),
+    "exchange": ("rows exchanged, waiting included", "#e07a5f"),
+    "gather": ("replicas gathered and reduced", "#c9a227"),
+    "wait": ("waiting for counts", "#f2cc8f"),
+    "plan": ("planning", "#81b29a"),
+}
+
+
+def step_spans(spans: Mapping[str, Sequence[Sequence[tuple[str, float, float]]]]) -> go.Figure:
+    """mode -> rank -> (kind, begin, end): what every rank did during one step, all modes on one time scale."""
+    figure = make_subplots(
+        rows=len(spans), cols=1, shared_xaxes=True, subplot_titles=list(spans), vertical_spacing=0.07
+    )
+    most = max(len(ranks) for ranks in spans.values())
+    for row, ranks in enumerate(spans.values(), 1):
+        for kind, (label, shade) in SPANS.items():
+            found = [(r, b, e) for r, own in enumerate(ranks) for k, b, e in own if k == kind]
+            figure.add_bar(
+                orientation="h", y=[r for r, _, _ in found], base=[b for _, b, _ in found], x=[e - b for _, b, e in found],
+                marker={"color": shade}, width=0.86, name=label, legendgroup=kind, showlegend=row == 1,
+                hovertemplate="rank %{y}: " + label + "<br>from %{base:.3f} s, %{x:.3f} s long<extra></extra>", row=row, col=1,
+            )  # fmt: skip
+        figure.update_yaxes(title="rank", autorange="reversed", dtick=4, row=row, col=1)
+    figure.update_layout(barmode="overlay", bargap=0.1)
+    figure.update_xaxes(title="seconds since the step began", row=len(spans), col=1)
+    figure = styled(figure, 120 + len(spans) * (60 + 13 * most))
+    figure.update_layout(legend={"y": 1.06})
+    return figure
 
 
 def over_steps(

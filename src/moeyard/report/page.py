@@ -67,7 +67,7 @@ def _template() -> jinja2.Template:
 def _figure(section: Section, number: int) -> str:
     if section.figure is None:
         return ""
-    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    config = {"displayModeBar": False, "responsive": True}  # a drag zooms, a double click resets
     html: str = section.figure.to_html(
         full_html=False, include_plotlyjs=False, config=config, div_id=f"figure-{number}"
     )

@@ -3,6 +3,7 @@
 run.json                  conditions and, per mode, the summary
 MODE/metrics.jsonl        one line per step, and one per event
 MODE/measured.npz         one exchange with aligned clocks, and MODE/planned.npz, the same plan simulated
+    MODE/spans.json           what every rank did during the last step
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Mode:
     events: Sequence[Mapping[str, Any]]
     planned: Timeline | None
     measured: Timeline | None
+    spans: Sequence[Sequence[tuple[str, float, float]]]  # rank -> what it did during the last step
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one metric."""
@@ -87,13 +89,18 @@ def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
         Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
         for which in ("planned", "measured")
     )
-    return Mode(name, summary, steps, events, planned, measured)
+    spans = _read_json(folder / "spans.json") if (folder / "spans.json").is_file() else []
+    return Mode(name, summary, steps, events, planned, measured, spans)
 
 
 def run_page(run: Run) -> Page:
     """Comparison first, then where the time and the rows went, then the curves."""
     kinds = ["measured", *(["emulated accelerator"] if run.emulated else [])]
     sections = [_comparison(run, kinds), _parts(run, kinds)]
+    spans = {mode.name: mode.spans for mode in run.modes if mode.spans}
+    if spans:
+        note = "The last step of each mode, on one time scale. An exchange lasts until a rank has all its rows, so it includes waiting for others."
+        sections.append(Section("One step, rank by rank", kinds, note, figure=figures.step_spans(spans)))
     if any("rows_per_rail" in mode.summary for mode in run.modes):
         sections.append(_rails(run))
     sections += _exchanges(run)
