@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import small_models as small
 import torch
@@ -113,3 +115,19 @@ def load(rank, world, folder, expert_parallel=None, homes=None, planner="static"
         before = contents(model, optimizer)
         loss = train_step(model, optimizer, yard, 3)
         return before, contents(model, optimizer), loss, (resumed.same_ranks, draw)
+
+
+def one_file(rank, world, folder):
+    """By torch's own tool; and which checkpoints are seen."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    found = yr.latest(folder)
+    assert found.name == "step-00000003"
+    assert yr.latest(f"{folder}/nowhere") is None
+    dcp_to_torch_save(found, f"{folder}/whole.pt")
+    for name in ("step-00000002", "step-00000003-2", ".saving-step-00000011", "other"):
+        Path(folder, name).mkdir()
+    assert yr.latest(folder).name == "step-00000003-2"
+    Path(folder, "step-00000003-2").rmdir()
+    whole = torch.load(f"{folder}/whole.pt", weights_only=False)
+    return {name: one.numpy() for name, one in whole.items() if isinstance(one, torch.Tensor)}

@@ -18,9 +18,10 @@ LOADS = {
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run"))
-    loads = [("load", ranks, {"folder": folder, **options}) for ranks, options in LOADS.values()]
-    saved, *loaded = play([("save", 4, {"folder": folder}), *loads], 60, prepare="checkpoint_cases")
-    return saved, dict(zip(LOADS, loaded, strict=True)), folder
+    cases = [("load", ranks, {"folder": folder, **options}) for ranks, options in LOADS.values()]
+    cases = [("save", 4, {"folder": folder}), ("one_file", 1, {"folder": folder}), *cases]
+    saved, whole, *loaded = play(cases, 60, prepare="checkpoint_cases")
+    return saved, dict(zip(LOADS, loaded, strict=True)), whole
 
 
 def logical(ranks):
@@ -70,21 +71,7 @@ def test_random_numbers_go_on_only_on_as_many_ranks(rounds):
     assert not loaded["on 2 ranks"][0][3][0]
 
 
-def test_torch_turns_a_checkpoint_into_one_file_in_logical_order(rounds, tmp_path):
-    import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    saved, _, folder = rounds
-    dcp_to_torch_save(f"{folder}/step-00000003", tmp_path / "whole.pt")
-    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+def test_torch_turns_a_checkpoint_into_one_file_in_logical_order(rounds):
+    saved, _, (whole,) = rounds
     for name, value in logical([r[0] for r in saved]).items():
-        assert (whole[name].numpy() == value).all(), name
-
-
-def test_only_whole_checkpoints_are_seen(tmp_path):
-    import moeyard.runtime as yr
-
-    assert yr.latest(tmp_path / "nowhere") is None
-    for name in ("step-00000009", "step-00000010", "step-00000010-2", ".saving-step-00000011", "other"):
-        (tmp_path / name).mkdir()
-    assert yr.latest(tmp_path).name == "step-00000010-2"
+        assert (whole[name] == value).all(), name

@@ -1,4 +1,4 @@
-"""The plain loop, at its smallest, twice: it goes on from its checkpoint on another number of ranks. The others: make examples."""
+"""The plain loop at its smallest. All of them, on 4 ranks: make examples."""
 
 import os
 import subprocess
@@ -19,8 +19,7 @@ def run(root, name, ranks, out, steps):
     return done.stdout
 
 
-def test_the_plain_loop_trains_saves_and_goes_on(root, tmp_path):
+def test_the_plain_loop_trains_saves_records_and_exports(root, tmp_path):
     assert "step-00000003" in run(root, "pytorch_loop", 2, tmp_path / "out", 3)
-    assert "step-00000005" in run(root, "pytorch_loop", 1, tmp_path / "out", 2)
     assert (tmp_path / "out" / "trace.npz").exists()
     assert (tmp_path / "out" / "model" / "config.json").exists()
