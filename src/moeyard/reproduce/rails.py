@@ -36,7 +36,7 @@ def completion() -> Finding:
             cluster = base.but(nodes=nodes, rails=None, speed=None)
             traffic = workload(kind, cluster.num_ranks, mb=64)
             runs = {
-                name: simulate(cluster, schedule(cluster, traffic, name))
+                name: simulate(cluster, schedule(cluster, traffic, name), tolerance=0.005)
                 for name in ("ecmp", "rails", "auto")
             }
             time = {name: run.makespan for name, run in runs.items()}
@@ -65,7 +65,7 @@ def completion() -> Finding:
     )
     return Finding(
         "Completion time and bus bandwidth over ECMP", ["simulated"],
-        "h200 nodes of 8 ranks and 8 nics of 48.85 GB/s, 64 MB per rank, ideal law.",
+        "h200 nodes of 8 ranks and 8 nics of 48.85 GB/s, 64 MB per rank, ideal law; simulated to within 0.5%.",
         ("traffic", "ecmp", "rails", "rails: time", "rails: bus bandwidth", "auto: time", "rails x bound"), rows, verdict,
     )  # fmt: skip
 

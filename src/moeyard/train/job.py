@@ -14,7 +14,7 @@ import torch.distributed as dist
 from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
 from moeyard.train.options import Options
-from moeyard.train.record import Record, machine
+from moeyard.train.record import Record, checkpoint_folder, machine
 
 Progress = Callable[[str, dict[str, Any]], None]
 
@@ -32,9 +32,9 @@ def run_rank(options: Options, progress: Progress | None = None) -> dict[str, An
     facts: dict[str, Any] = {}
     for mode in options.modes:
         trainer = Trainer(options, mode, place)
-        record = Record(options, mode, rank, progress if rank == 0 else None)
         if options.resume:
-            trainer.resume(record.checkpoints)
+            trainer.resume(checkpoint_folder(options, mode))
+        record = Record(options, mode, rank, trainer.first, progress if rank == 0 else None)
         trainer.run(record)
         if record.steps:
             summary[mode] = record.summary()

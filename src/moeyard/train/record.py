@@ -20,13 +20,18 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
 
 
+def checkpoint_folder(options: Options, mode: str) -> str:
+    return str(Path(options.out) / mode / "checkpoints")
+
+
 class Record:
     """The folder of one mode. Every rank has one; rank 0 writes."""
 
-    def __init__(self, options: Options, mode: str, rank: int, progress: Any = None) -> None:
+    def __init__(self, options: Options, mode: str, rank: int, first: int = 0, progress: Any = None) -> None:
+        """first: the step that training begins or goes on with; what an earlier run wrote from there on is dropped."""
         self.options, self.mode, self.rank, self.progress = options, mode, rank, progress
         self.folder = Path(options.out) / mode
-        self.checkpoints = str(self.folder / "checkpoints")
+        self.checkpoints = checkpoint_folder(options, mode)
         self.steps: list[dict[str, Any]] = []
         self.stopped = False
         self._asked = False
@@ -34,8 +39,9 @@ class Record:
         if rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "metrics.jsonl"
-            if path.exists() and not options.resume:
-                path.unlink()
+            old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            kept = [line for line in old if json.loads(line)["step"] < first]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             self._file = path.open("a", encoding="utf-8")
             self._board = _board(self.folder)
         signal.signal(signal.SIGINT, lambda *_: setattr(self, "_asked", True))
