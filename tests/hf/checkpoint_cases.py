@@ -77,18 +77,13 @@ def save(rank, world, folder):
         assert yard.workspace.held_bytes > 0, "no replica was ever used"
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
         scheduler.step()
-        yr.save_checkpoint(
-            folder,
-            model,
-            optimizer,
-            yard,
-            step=3,
-            extra={"schedule": scheduler, "seen": 123},
-            per_rank={"at": rank * 7},
-        )
+        extra = {"schedule": scheduler, "seen": 123}
+        yr.save_checkpoint(folder, model, optimizer, yard, step=3, extra=extra, per_rank={"at": rank * 7})
+        saving = yr.start_checkpoint(f"{folder}-behind", model, optimizer, yard, step=3, extra=extra)
         draw = torch.rand(3).tolist()
         before = contents(model, optimizer)
         loss = train_step(model, optimizer, yard, 3)
+        assert saving.wait().name == "step-00000003"
         return before, contents(model, optimizer), loss, draw
 
 

@@ -11,14 +11,17 @@ LOADS = {
     "on 2 ranks": (2, {}),
     "on 8 ranks, with replicas": (8, {"planner": "quota", "slots": 1}),
     "on 4 ranks, other homes": (4, {"homes": np.array([3, 0, 3, 1, 1, 0])}),  # rank 2 has none
-    "on 4 ranks, expert parallel 2": (4, {"expert_parallel": 2}),
+    "saved behind the training, on 4 ranks, expert parallel 2": (4, {"expert_parallel": 2}),
 }
 
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run"))
-    cases = [("load", ranks, {"folder": folder, **options}) for ranks, options in LOADS.values()]
+    cases = [
+        ("load", ranks, {"folder": folder + "-behind" * name.startswith("saved behind"), **options})
+        for name, (ranks, options) in LOADS.items()
+    ]
     cases = [("save", 4, {"folder": folder}), ("one_file", 1, {"folder": folder}), *cases]
     saved, whole, *loaded = play(cases, 60, prepare="checkpoint_cases")
     return saved, dict(zip(LOADS, loaded, strict=True)), whole
