@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import moeyard.runtime as yr
+from moeyard.assign import ASSIGNERS
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 LENGTH, MAX_NORM = 7, 0.5
@@ -22,6 +23,7 @@ REPLICAS = {
     "no replicas": ("static", None, "auto"),
     "replicas": ("quota", 1, "quota"),
 }  # planner, slots, policy
+REPLICAS |= {f"replicas, {policy}": ("quota", 1, policy) for policy in (*ASSIGNERS, "auto")}
 
 
 @dataclass(frozen=True)

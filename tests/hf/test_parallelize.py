@@ -10,9 +10,11 @@ pytest.importorskip("transformers")
 from bench.hf_oracle import PAGE, RESULTS, with_table
 from covering_cases import ADAPTERS, INTERFACE
 from families import FAMILIES
+from model_oracle import REPLICAS
 from rounds import play
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+POLICIES = (*(case for case in REPLICAS if case.startswith("replicas,")), "replicas + checkpointing")
 FULL, FAST = tuple(INTERFACE | ADAPTERS), ("mixtral", "gpt_oss", "dbrx")
 
 
@@ -30,6 +32,7 @@ def found():
         ("build_empty", 4, {"layers": 2, "hidden": 768, "inner": 1536, "experts": 16}),
         ("curve", 1, {"family": "mixtral", "steps": 5, "sequences": 4}),
         ("curve", 4, {"family": "mixtral", "steps": 5, "sequences": 4}),
+        ("families", 4, {"names": ("gpt_oss",), "cases": POLICIES}),
         *(("page", 2, {"code": code}) for code in examples()),
     ]
     return play(rounds, 120, prepare="covering_cases")
@@ -82,8 +85,14 @@ def test_the_loss_curve_is_that_of_one_process(found):
     assert max(abs(a - b) / a for a, b in zip(one, many, strict=True)) <= 1e-6
 
 
+@pytest.mark.parametrize("case", POLICIES)
+def test_with_every_assignment_of_rows_to_replicas(found, case):
+    for rank in found[6]:
+        assert max(rank["gpt_oss"][case].values()) <= 1e-9, rank["gpt_oss"][case]
+
+
 def test_the_examples_of_the_page_run(found):
-    assert len(found) == 6 + len(examples()) > 6
+    assert len(found) == 7 + len(examples()) > 7
 
 
 def test_the_page_shows_the_results():

@@ -47,7 +47,8 @@ def parallelize(model: Any, yard: Yard, *, homes: Homes = None) -> Any:
     model.register_forward_hook(WholeBatchRouterLoss(yard), with_kwargs=True)
     if hasattr(model, "generate"):
         model.generate = MethodType(_generate, model)
-    model.save_pretrained = MethodType(_refuse_to_save, model)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = MethodType(_refuse_to_save, model)
     return model
 
 
@@ -103,8 +104,9 @@ def _home_E(place: Place, homes: Placement | IntArray | None, yard: Yard) -> Int
 
 
 def _choose(model: Any, modules: list[Any]) -> None:
-    """Have these modules run `experts_forward`, by the model's own setter."""
-    model.set_experts_implementation(NAME)
+    """Have these modules run `experts_forward`, by the model's own setter where it has one."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation(NAME)
     for module in modules:
-        if module.config._experts_implementation != NAME:  # a sub-model whose class the setter passes by
+        if module.config._experts_implementation != NAME:  # the setter passes by some sub-models
             module.config._experts_implementation_internal = NAME
