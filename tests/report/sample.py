@@ -36,7 +36,7 @@ def write_run(folder, steps=12, events=()):
         "modes": ["plain", "moeyard"],
         "summary": {},
     }
-    for name, scheduler, slow, balance in (("plain", "direct", 1.3, 0.35), ("moeyard", "auto", 1.1, 0.93)):
+    for name, scheduler, slow, balance in (("plain", "direct", 1.3, 0.35), ("moeyard", "rails", 1.1, 0.93)):
         (folder / name).mkdir(parents=True)
         planned = my.simulate(machines, my.schedule(machines, traffic, scheduler))
         planned.save(folder / name / "planned.npz")
