@@ -1,10 +1,12 @@
 """The lab's figures: every method on every traffic, 4 nodes x 4 rails of 50 Mbit/s, measured beside predicted.
 
-    PYTHONPATH=src python bench/lab_figures.py [--repeat 7] [--out bench/results/lab.json] [--report lab.html]
+    PYTHONPATH=src python bench/lab_figures.py [--repeat 7] [--out bench/results/lab.json] [--report lab.html] [--document]
 
 1. `lab calibrate`: rings of messages and several at once on a nic give rates, latencies and the contention law.
 2. `lab bench`: all-to-all, planned for the calibrated cluster. No traffic of 2 was used in 1: the predictions are scored on other cells
    than they were calibrated on.
+
+--document writes the table into docs/lab.md. Wants a quiet machine: 16 ranks share its cores with whatever else runs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,53 @@ from moeyard.lab.bench import METHODS, bench, errors, ratios, show
 from moeyard.lab.calibrate import calibrate
 from moeyard.lab.loads import STANDARD
 
+START, END = "<!-- figures -->", "<!-- end of figures -->"
 RESULT = Path(__file__).parent / "results" / "lab.json"
+
+
+def document(data):
+    """The table of docs/lab.md, between its markers."""
+    lines = [
+        "| traffic | bound | gloo | direct | ecmp | spread | rails | shot | fast | auto | auto over ecmp: busbw, time |"
+    ]
+    lines.append("|" + "---|" * 11)
+    for cell in data["traffics"]:
+        by = {r["scheduler"]: r for r in cell["results"]}
+        cells = [f"{by[m]['median_s']:.2f} s ({by[m]['x_bound']:.2f})" for m in METHODS]
+        over = ratios(cell["results"])["ecmp"]
+        lines.append(
+            f"| {cell['traffic']} | {cell['bound_s']:.2f} s | {' | '.join(cells)} | {over - 1:+.0%}, {1 / over - 1:+.0%} |"
+        )
+    found = errors(data)
+    by_method = {
+        m: statistics.median(
+            abs(r["predicted_s"] / r["median_s"] - 1)
+            for cell in data["traffics"]
+            for r in cell["results"]
+            if r["scheduler"] == m
+        )
+        for m in METHODS
+    }
+    lines += ["", "; ".join(f"{key}: {value}" for key, value in data["conditions"].items()) + "."]
+    lines += [
+        "",
+        f"Predicted against measured: median error {statistics.median(found):.1%} over {len(found)} cells; by method "
+        + ", ".join(f"{m} {e:.0%}" for m, e in by_method.items())
+        + ". Calibrated: "
+        + calibration(data["calibrated"]["cluster"])
+        + f". Commit {data['commit']}.",
+    ]
+    page = Path(__file__).resolve().parents[1] / "docs" / "lab.md"
+    before, rest = page.read_text().split(START)
+    page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+
+
+def calibration(cluster):
+    up, out, law = cluster["scale_up"], cluster["scale_out"], cluster.get("contention", {})
+    return (
+        f"scale-out {out['bandwidth'] / 1e6:.2f} MB/s and {out['latency'] * 1e3:.1f} ms, scale-up {up['bandwidth'] / 1e6:.0f} MB/s and "
+        f"{up['latency'] * 1e3:.1f} ms, contention {law or 'none'}"
+    )
 
 
 def main():
@@ -33,12 +81,10 @@ def main():
     parser.add_argument("--traffic", nargs="+", default=list(STANDARD))
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--document", action="store_true")
     options = parser.parse_args()
     cluster, found = calibrate(options.lab, network="rails")
-    print(
-        f"calibrated: scale-out {cluster.scale_out.bandwidth / 1e6:.2f} MB/s, {cluster.scale_out.latency * 1e3:.1f} ms; scale-up "
-        f"{cluster.scale_up.bandwidth / 1e6:.0f} MB/s, {cluster.scale_up.latency * 1e3:.1f} ms; {cluster.contention}"
-    )
+    print(f"calibrated: {calibration(cluster_data(cluster))}")
     data = bench(
         options.lab,
         options.traffic,
@@ -63,6 +109,8 @@ def main():
         )
     print(f"predicted against measured, median error: {statistics.median(errors(data)):.1%}")
     options.out.write_text(json.dumps(data, indent=1) + "\n")
+    if options.document:
+        document(data)
     if options.report:
         from moeyard.report import bench_page
 

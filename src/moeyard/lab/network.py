@@ -12,6 +12,7 @@ rails pass one router and its wan port.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.lab import spaces
+from moeyard.lab.relay import open_port
 from moeyard.lab.spaces import Refused
 
 BURST = 64 << 10  # bytes; less would split 64 KiB packets
@@ -92,8 +94,8 @@ class Network:
         self.cluster = cluster
         self.notes: list[str] = []
         self.wires: list[
-            tuple[int, str, str, float]
-        ] = []  # (namespace, port, port, seconds) for a relay to carry
+            tuple[socket.socket, socket.socket, float]
+        ] = []  # two ports and a delay: for a relay
         self._home = spaces.own_net()
         try:
             self.nodes = [self._space() for _ in range(cluster.nodes)]
@@ -223,8 +225,17 @@ class Network:
                 middle.link.link("set", index=middle.index(port), master=middle.index("delay"))
             self._note("wan delay by netem")
         else:
-            self.wires.append((middle.handle, "inside", "outside", wan.latency / 2))
+            self.wires.append((*self._relay_ports(middle), wan.latency / 2))
             self._note("wan delay by a relay in user space (no netem here)")
+
+    def _relay_ports(self, middle: Space) -> tuple[socket.socket, socket.socket]:
+        spaces.enter_net(middle.handle)
+        try:
+            return open_port("inside"), open_port("outside")
+        except OSError as error:
+            raise Refused("wan delay (no netem, and packet sockets)", error.strerror) from error
+        finally:
+            spaces.enter_net(self._home)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -30,14 +30,14 @@ def open_port(name: str) -> socket.socket:
     return port
 
 
-def carry(one: str, other: str, seconds: float) -> None:
-    """Until killed."""
+def carry(one: socket.socket, other: socket.socket, seconds: float) -> None:
+    """Between two ports, until killed."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     except OSError:
         with contextlib.suppress(OSError):  # an ordinary user's relay is a little less punctual
             os.nice(-10)
-    ports = (open_port(one), open_port(other))
+    ports = (one, other)
     waiting: tuple[deque[tuple[float, bytes]], ...] = (deque(), deque())
     held = [0, 0]
     while True:

@@ -76,12 +76,11 @@ class Watch:
     # starting
 
     def _start_relays(self) -> None:
-        for handle, one, other, seconds in self.network.wires if self.network else ():
+        for one, other, seconds in self.network.wires if self.network else ():
             if os.fork() == 0:
                 try:
                     spaces.die_with_parent()
                     _forget_signals()
-                    spaces.enter_net(handle)
                     relay.carry(one, other, seconds)
                 finally:
                     os._exit(1)
@@ -140,6 +139,7 @@ class Watch:
         gone, status = os.waitpid(rank.process, os.WNOHANG)
         if not gone:
             return
+        _signal_group(rank.process, signal.SIGKILL)  # what it left running
         code = os.waitstatus_to_exitcode(status)
         rank.code = code if code >= 0 else 128 - code
         self._drain(rank)
@@ -261,8 +261,6 @@ class Watch:
                     self._reap(rank)
                 left = [rank for rank in left if rank.code is None]
                 time.sleep(0.01)
-        for rank in self.ranks:  # what they left running
-            _signal_group(rank.process, signal.SIGKILL)
 
     def _deliver(self) -> None:
         """Results of the ranks, to whoever called."""
