@@ -46,6 +46,11 @@ class Contention:
         if not self.ceiling >= 1:
             raise InvalidCluster(f"contention ceiling must be at least 1, got {self.ceiling!r}")
 
+    @property
+    def law(self) -> tuple[float, float, float]:
+        """(loss, knee, ceiling), as kernels take them."""
+        return float(self.loss), float(self.knee), float(self.ceiling)
+
     def factor(self, flows: float) -> float:
         """How many times longer the port takes while `flows` messages are in progress on it."""
         return min(self.ceiling, 1.0 + self.loss * max(0.0, flows - self.knee))

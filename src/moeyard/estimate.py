@@ -8,7 +8,8 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes
-from moeyard.kernels.estimate import lanes_makespan, makespan, message_seconds
+from moeyard.kernels.estimate import makespan, message_seconds
+from moeyard.kernels.lane_estimate import lanes_makespan
 from moeyard.schedule import Schedule
 
 
@@ -31,11 +32,6 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
     return estimate_listed(cluster, schedule)
 
 
-def law(cluster: Cluster) -> tuple[float, float, float]:
-    c = cluster.contention
-    return float(c.loss), float(c.knee), float(c.ceiling)
-
-
 def estimate_lanes(form: Lanes) -> float:
     """Node by node: a wire message is as slow as its slowest lane, a scale-up stage as its busiest port."""
     pairs, cluster, stages = form.pairs, form.pairs.cluster, form.stages
@@ -47,7 +43,7 @@ def estimate_lanes(form: Lanes) -> float:
             form.pair_ptr, form.stage, form.lo, form.hi, form.balance, form.spread,
             (row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth, row / wan.bandwidth),
             (cluster.scale_up.latency, cluster.scale_out.latency, wan.latency),
-            cluster.nodes_per_datacenter, cluster.nics_per_node, law(cluster), pairs.first_NN, *cluster.lanes,
+            cluster.nodes_per_datacenter, cluster.contention.law, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
         )
     )  # fmt: skip
 
@@ -84,11 +80,11 @@ def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
         solo = size / rate
     seconds = message_seconds(
         stage_ptr, out_port, in_port, wan_out, wan_in, solo, size / wan.bandwidth, 1.0, latency,
-        first + 2 * cluster.datacenters, across, law(cluster),
+        first + 2 * cluster.datacenters, across, cluster.contention.law,
     )  # fmt: skip
     return float(
         makespan(
             stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, ranks, out_port, in_port,
-            first + 2 * cluster.datacenters, solo, latency, across, law(cluster), np.zeros(len(src), np.int64), np.zeros(ranks),
+            first + 2 * cluster.datacenters, solo, latency, across, cluster.contention.law,
         )
     )  # fmt: skip

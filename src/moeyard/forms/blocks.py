@@ -92,16 +92,11 @@ class Blocks:
         Infinite if it is plain early on that it will not stay below `limit`.
         """
         cluster = self.cluster
-        law = (
-            float(cluster.contention.loss),
-            float(cluster.contention.knee),
-            float(cluster.contention.ceiling),
-        )
         up, out, wan = cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out
         return float(
             direct_seconds(
                 self.traffic.rows, float(self.traffic.row_bytes), cluster.ranks_per_node, cluster.stand_in_R,
                 cluster.node_R, cluster.port_R, cluster.rate_P, cluster.datacenters, (up.bandwidth, up.latency),
-                (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), law, limit,
+                (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), cluster.contention.law, limit,
             )
         )  # fmt: skip

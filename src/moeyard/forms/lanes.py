@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
+from moeyard.kernels.estimate import first_looks
 from moeyard.kernels.lanes import lane_part, pair_sums
 from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
 from moeyard.kernels.lower import lower_lanes
@@ -24,6 +25,16 @@ Wire = tuple[
 ]  # wire stage, k, f, lo, hi of messages in issue order
 
 MOST = 2**31  # rows of a node pair: their products must fit 64 bits
+
+
+class Looks(NamedTuple):
+    """Seconds that no schedule of a kind can beat, known before any is made; see `first_looks`."""
+
+    busiest: float
+    at_once: float
+    in_turn: float
+    in_shifts: float
+    straight: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,31 +69,48 @@ class Pairs:
         return self.cluster.capacity_NN
 
     @cached_property
+    def looks(self) -> tuple[FloatArray, Looks]:
+        """Each pair alone on the wire, and bounds of several kinds of schedules; see `first_looks`."""
+        cluster = self.cluster
+        seconds, bounds = first_looks(
+            self.rows_NN, self.by_origin, self.by_target, self.capacity_NN, self.traffic.row_bytes / cluster.scale_out.bandwidth,
+            cluster.scale_out.latency, cluster.contention.law,
+        )  # fmt: skip
+        if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node:
+            bounds = (*bounds[:4], 0.0)  # ranks share nics, or others stand in for dead ones
+        return seconds, Looks(*bounds)
+
+    @property
     def seconds_NN(self) -> FloatArray:
         """Each pair alone on the wire, without latency."""
-        per_row = np.float64(self.traffic.row_bytes / self.cluster.scale_out.bandwidth)
-        seconds: FloatArray = self.rows_NN * per_row / self.capacity_NN
-        return seconds
+        return self.looks[0]
 
-    @cached_property
+    @property
     def busiest(self) -> float:
         """The longest that a node's wire must be busy."""
-        return float(max(self.seconds_NN.sum(axis=0).max(), self.seconds_NN.sum(axis=1).max()))
+        return self.looks[1].busiest
 
     @cached_property
     def loads(self) -> tuple[FloatArray, ...]:
         """What each pair asks of scale-up ports and lanes; see `pair_loads`."""
         to, weight = self.cluster.lanes
         loads: tuple[FloatArray, ...] = pair_loads(
-            self.rows_NN, self.by_origin, self.by_target, self.first_NN, to, weight, self.cluster.carrier_M
+            self.traffic.rows,
+            self.rows_NN,
+            self.by_origin,
+            self.by_target,
+            self.first_NN,
+            to,
+            weight,
+            self.cluster.carrier_M,
         )
         return loads
 
     @cached_property
     def local(self) -> tuple[FloatArray, FloatArray]:
         """What stays inside each node; see `local_loads`."""
-        worst, clash = local_loads(self.traffic.rows, self.rows_NN, self.loads)
-        return worst, clash
+        inside, rows = local_loads(self.traffic.rows, self.cluster.nodes)
+        return inside, rows
 
     @cached_property
     def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float]]:

@@ -217,11 +217,35 @@ def detour_rows(rows_RR, per, via_R):
 
 
 @njit(cache=True)
+def _busiest_work(rows_RR, node_R, work, law):
+    """Work of the busiest port under the law, exactly, where every rank has a port of its own."""
+    most, way, rank = 0.0, 0, 0
+    for w in range(2):
+        for r in range(len(rows_RR)):
+            if work[w, r] > most:
+                most, way, rank = work[w, r], w, r
+    sizes = np.empty(len(rows_RR), np.int64)
+    n = 0
+    for o in range(len(rows_RR)):
+        rows = rows_RR[rank, o] if way == 0 else rows_RR[o, rank]
+        if rows > 0 and node_R[o] != node_R[rank]:
+            sizes[n] = rows
+            n += 1
+    ordered = np.sort(sizes[:n])
+    now, sent = 0.0, 0
+    for i in range(n):
+        flows = n - i
+        now += (ordered[i] - sent) * flows * min(law[2], 1.0 + law[0] * max(0.0, flows - law[1]))
+        sent = ordered[i]
+    return now
+
+
+@njit(cache=True)
 def direct_seconds(
     rows_RR, row_bytes, per, via_R, node_R, port_R, rate_P, datacenters, up, out, wan, law, limit
 ):  # fmt: skip
     """Straight blocks: each step's slowest port. `up`, `out` and `wan` are (bandwidth, latency). Infinite if it cannot stay
-    below `limit` even under the ideal law."""
+    below `limit` under the ideal law, or its busiest port not under the real one."""
     steps = np.zeros(3)
     for s, rows in enumerate(detour_rows(rows_RR, per, via_R)):
         if rows > 0:
@@ -237,6 +261,13 @@ def direct_seconds(
                 crossing = max(crossing, most * row_bytes / rate_P[p] + out[1])
         if steps[0] + crossing + steps[2] >= limit:
             return np.inf
+        own = len(rate_P) == len(rows_RR)
+        for r in range(len(rows_RR) if attempt == 0 else 0):
+            own &= via_R[r] == r and rate_P[r] == rate_P[0]
+        if own and attempt == 0 and limit < np.inf:
+            most = _busiest_work(rows_RR, node_R, work, law) * row_bytes / rate_P[0] + out[1]
+            if steps[0] + most + steps[2] >= limit:
+                return np.inf
     if datacenters > 1:
         dc_R = node_R // (len(rows_RR) // per // datacenters)
         far = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law).max()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moeyard.kernels.lanes import UNIT, quotas
+MANY = 16  # messages on a port that are followed one by one
 
 
 @njit(cache=True, inline="always")
@@ -101,9 +101,15 @@ def _share_all(lo, hi, port, ports, seconds, solo, weight, law):
 
 
 @njit(cache=True)
-def _staggered(lo, hi, port, ports, start, solo, latency, contended, law, through):
-    """When each port is through with entries lo..hi that start at different times, never idle while it has work: for any
-    of them, its start and all the work that starts no earlier. Raises through[e] to that of e's port."""
+def staggered(lo, hi, port, ports, start, solo, latency, contended, law, through):
+    """Raise through[e] to when e's port is through with it, for messages lo..hi that start at different times.
+
+    Up to MANY on a port share it fairly from start to end; of more, all end together, and the port is never idle while it has
+    work: for any of them, its start and all the work that starts no earlier.
+    """
+    loss, knee, ceiling = law
+    if not contended:
+        loss = 0.0
     count = np.zeros(ports + 1, np.int64)
     for e in range(lo, hi):
         count[port[e] + 1] += 1
@@ -111,28 +117,58 @@ def _staggered(lo, hi, port, ports, start, solo, latency, contended, law, throug
         count[p + 1] += count[p]
     ids = np.empty(hi - lo, np.int64)
     at = count[:-1].copy()
-    for e in np.argsort(-start[lo:hi]):  # latest first
+    for e in np.argsort(start[lo:hi] + latency[lo:hi]):
         ids[at[port[lo + e]]] = lo + e
         at[port[lo + e]] += 1
+    owed = np.empty(MANY)
     for p in range(ports):
         first, last = count[p], count[p + 1]
-        cost = factor(last - first, law[0], law[1], law[2]) if contended else 1.0
-        work, end = 0.0, 0.0
-        for i in range(first, last):
-            work += solo[ids[i]] * cost
-            end = max(end, start[ids[i]] + latency[ids[i]] + work)
-        for i in range(first, last):
-            through[ids[i]] = max(through[ids[i]], end)
+        if last - first > MANY:
+            cost = factor(last - first, loss, knee, ceiling)
+            work, end = 0.0, 0.0
+            for i in range(last - 1, first - 1, -1):
+                work += solo[ids[i]] * cost
+                end = max(end, start[ids[i]] + latency[ids[i]] + work)
+            for i in range(first, last):
+                through[ids[i]] = max(through[ids[i]], end)
+            continue
+        now, active, come = 0.0, 0, 0
+        for i in range(last - first):
+            owed[i] = solo[ids[first + i]]
+        while come < last - first or active > 0:
+            arrival = np.inf
+            if come < last - first:
+                arrival = start[ids[first + come]] + latency[ids[first + come]]
+            least = np.inf  # owed by one that is being served
+            for i in range(come):
+                if owed[i] >= 0.0:
+                    least = min(least, owed[i])
+            each = active * factor(active, loss, knee, ceiling)  # seconds for one of each
+            if active == 0 or arrival <= now + least * each:
+                if active > 0:
+                    for i in range(come):
+                        if owed[i] >= 0.0:
+                            owed[i] = max(0.0, owed[i] - (arrival - now) / each)
+                now = max(now, arrival)
+                come += 1
+                active += 1
+                continue
+            now += least * each
+            for i in range(come):
+                if owed[i] >= 0.0:
+                    owed[i] -= least
+                    if not owed[i] > 1e-12 * solo[ids[first + i]]:  # never ending ones too
+                        owed[i] = -1.0
+                        active -= 1
+                        through[ids[first + i]] = max(through[ids[first + i]], now)
 
 
 @njit(cache=True)
 def makespan(
-    stage_ptr, src, dst, seconds, after_ptr, after, units, out_port, in_port, ports, solo, latency, contended, law, side,
-    clash,
+    stage_ptr, src, dst, seconds, after_ptr, after, units, out_port, in_port, ports, solo, latency, contended, law
 ):  # fmt: skip
-    """The last end when entry e of a stage takes seconds[e] from its start, or less where those that share its ports start
-    at other times. Entries are sorted by stage. side[e]: 0 for messages; an entry that stands for a whole node's balance
-    is 1, for the rows inside it 2, and the two meet on a part of the node's scale-up ports, clash[unit]."""
+    """The last end when message e of a stage takes seconds[e] from its start, or less where those that share its ports start
+    at other times. Messages are sorted by stage."""
     stages = len(stage_ptr) - 1
     row = np.full(stages, -1, np.int64)  # stages of several entries keep a time per unit
     rows = 0
@@ -140,15 +176,10 @@ def makespan(
         if stage_ptr[s + 1] - stage_ptr[s] > 1:
             row[s] = rows
             rows += 1
-    stage_of = np.empty(len(src), np.int64)
-    for s in range(stages):
-        stage_of[stage_ptr[s] : stage_ptr[s + 1]] = s
     done = np.zeros((rows, units))
     end = np.zeros(stages)
     start = np.zeros(len(src))
     through = np.zeros(len(src))
-    recent = np.full((3, units), -1, np.int64)  # the last entry of each side, and its end
-    until = np.zeros((3, units))
     last = 0.0
     for s in range(stages):
         lo, hi = stage_ptr[s], stage_ptr[s + 1]
@@ -166,26 +197,12 @@ def makespan(
             first, late, longest = min(first, start[e]), max(late, start[e]), max(longest, seconds[e])
             shared |= seconds[e] > 1.000001 * (solo[e] + latency[e])
         if shared and late - first > 0.02 * longest:
-            _staggered(lo, hi, out_port, ports, start, solo, latency, contended[lo], law, through)
-            _staggered(lo, hi, in_port, ports, start, solo, latency, contended[lo], law, through)
+            staggered(lo, hi, out_port, ports, start, solo, latency, contended[lo], law, through)
+            staggered(lo, hi, in_port, ports, start, solo, latency, contended[lo], law, through)
         for e in range(lo, hi):
             finish = start[e] + seconds[e]
             if through[e] > 0.0:
                 finish = min(finish, through[e])
-            if side[e] > 0:
-                u, other = src[e], 3 - side[e]
-                o = recent[other, u]
-                if o >= 0 and start[o] <= start[e] < until[other, u]:  # half the rate each where they meet
-                    both = clash[u] * min(solo[e], until[other, u] - start[e])
-                    finish += both
-                    until[other, u] += both
-                    q = stage_of[o]
-                    if row[q] >= 0:
-                        done[row[q], u] = max(done[row[q], u], until[other, u])
-                    else:
-                        end[q] = max(end[q], until[other, u])
-                    last = max(last, until[other, u])
-                recent[side[e], u], until[side[e], u] = e, finish
             last = max(last, finish)
             if row[s] >= 0:
                 done[row[s], src[e]] = max(done[row[s], src[e]], finish)
@@ -224,182 +241,47 @@ def message_seconds(
 
 
 @njit(cache=True)
-def at_once_seconds(seconds_NN, law):
-    """The slowest node, out or in, when all pairs go at once."""
-    nodes = len(seconds_NN)
-    worst = 0.0
-    bins = np.zeros((2, 33))
-    ids = np.arange(nodes)
+def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, law):
+    """Seconds of each pair alone on the wire, without latency; then what no schedule of a kind can beat, before any is made:
+    the busiest node's bytes; all pairs at once, under the law; pairs one to one, a latency each; the same in shifts, each after
+    the last; and the busiest rank if no row changes its rank before it crosses."""
+    nodes, _, per = by_origin.shape
+    seconds = np.zeros((nodes, nodes))
+    send, receive = np.zeros((2, nodes)), np.zeros((2, nodes))
+    ranks = np.zeros((2, nodes * per))
     for k in range(nodes):
+        for f in range(nodes):
+            if rows_NN[k, f] > 0:
+                seconds[k, f] = rows_NN[k, f] * row_out / capacity_NN[k, f]
+                send[0, k] += seconds[k, f]
+                receive[0, f] += seconds[k, f]
+                send[1, k] += seconds[k, f] + latency
+                receive[1, f] += seconds[k, f] + latency
+                for i in range(per):
+                    ranks[0, k * per + i] += by_origin[k, f, i]
+                    ranks[1, f * per + i] += by_target[k, f, i]
+    busiest, in_turn, at_once = 0.0, 0.0, 0.0
+    bins, ids, solo, through = np.zeros((2, 33)), np.empty(nodes, np.int64), np.empty(nodes), np.empty(nodes)
+    for k in range(nodes):
+        busiest = max(busiest, send[0, k], receive[0, k])
+        in_turn = max(in_turn, send[1, k], receive[1, k])
         for back in range(2):
-            solo = seconds_NN[:, k].copy() if back else seconds_NN[k].copy()
             n = 0
             for f in range(nodes):
-                if solo[f] > 0:
+                solo[f], through[f] = seconds[f, k] if back else seconds[k, f], 0.0
+                if solo[f] > 0.0:
                     ids[n] = f
                     n += 1
             if n > 0:
-                through = np.zeros(nodes)
                 _share(through, ids, 0, n, solo, 1.0, law, bins)
-                worst = max(worst, through.max())
-    return worst
-
-
-@njit(cache=True)
-def lane_entries(
-    rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out, row_wan,
-    lat_up, lat_out, lat_wan, nodes_per_dc, first_NN, to_NNM, weight_NNM, lanes,
-):  # fmt: skip
-    """Every stage's work, sorted by stage: one entry per wire message, and per node and scale-up stage. With few rows a
-    message, `lanes` is the nics of a node and each lane has entries of its own; else it is 1."""
-    give, take, pass_, get, lane = loads
-    nodes, _, per = give.shape
-    # Scale-up work per (stage, node), in the order met.
-    slot = np.full(
-        stages, -1, np.int64
-    )  # first entry of a scale-up stage; those common to nodes have one per node
-    shared, feeds = np.zeros(stages, np.bool_), np.zeros(stages, np.bool_)
-    owner = np.full(stages, -1, np.int64)
-    for k in range(nodes):
-        for f in range(nodes):
-            p = k * nodes + f
-            for m in range(pair_ptr[p], pair_ptr[p + 1]):
-                s = m_balance[m]
-                if s >= 0:
-                    feeds[s] = True
-                    shared[s] |= owner[s] >= 0 and owner[s] != k
-                    owner[s] = k
-                s = m_spread[m]
-                if s >= 0:
-                    shared[s] |= owner[s] >= 0 and owner[s] != f
-                    owner[s] = f
-    ups = 0
-    for s in range(stages):
-        if owner[s] >= 0:
-            slot[s] = ups
-            ups += nodes if shared[s] else 1
-    out = np.zeros((ups, per))
-    in_ = np.zeros((ups, per))
-    for k in range(nodes):
-        for f in range(nodes):
-            p = k * nodes + f
-            if pair_ptr[p] == pair_ptr[p + 1]:
-                continue
-            total = rows_NN[k, f]
-            m = pair_ptr[p]
-            while m < pair_ptr[p + 1] and m_balance[m] >= 0:
-                last = m
-                while last + 1 < pair_ptr[p + 1] and m_balance[last + 1] == m_balance[m]:
-                    last += 1
-                part = (m_hi[last] - m_lo[m]) / total
-                e = slot[m_balance[m]] + (k if shared[m_balance[m]] else 0)
-                for i in range(per):
-                    out[e, i] += part * give[k, f, i]
-                    in_[e, i] += part * take[k, f, i]
-                m = last + 1
-            m = pair_ptr[p]
-            while m < pair_ptr[p + 1] and m_spread[m] >= 0:
-                last = m
-                while last + 1 < pair_ptr[p + 1] and m_spread[last + 1] == m_spread[m]:
-                    last += 1
-                part = (m_hi[last] - m_lo[m]) / total
-                e = slot[m_spread[m]] + (f if shared[m_spread[m]] else 0)
-                for i in range(per):
-                    out[e, i] += part * pass_[k, f, i]
-                    in_[e, i] += part * get[k, f, i]
-                m = last + 1
-
-    most = lanes * (len(m_stage) + ups + nodes)
-    stage = np.empty(most, np.int64)
-    src, dst = np.empty(most, np.int64), np.empty(most, np.int64)
-    out_port, in_port = np.empty(most, np.int64), np.empty(most, np.int64)
-    wan_out, wan_in = np.full(most, -1, np.int64), np.full(most, -1, np.int64)
-    solo, wan_solo, latency = np.zeros(most), np.zeros(most), np.zeros(most)
-    units = nodes * lanes
-    quota = np.empty(to_NNM.shape[2], np.int64)
-    n = 0
-    for k in range(nodes):
-        for f in range(nodes):
-            p = k * nodes + f
-            far = k // nodes_per_dc != f // nodes_per_dc
-            if lanes > 1 and rows_NN[k, f] > 0:
-                quotas(rows_NN[k, f], weight_NNM[k, f], first_NN[k, f], quota)
-            for m in range(pair_ptr[p], pair_ptr[p + 1]):
-                for l in range(lanes):
-                    rows, a, b, slow = m_hi[m] - m_lo[m], k, f, lane[k, f]
-                    if lanes > 1:
-                        rows = m_hi[m] * quota[l] // rows_NN[k, f] - m_lo[m] * quota[l] // rows_NN[k, f]
-                        if rows == 0:
-                            continue
-                        a, b, slow = k * lanes + l, f * lanes + to_NNM[k, f, l], UNIT / weight_NNM[k, f, l]
-                    stage[n], src[n], dst[n], out_port[n], in_port[n] = m_stage[m], a, b, a, units + b
-                    solo[n] = rows * slow * row_out
-                    latency[n] = lat_wan if far else lat_out
-                    if far:
-                        wan_out[n], wan_in[n] = 3 * units + k // nodes_per_dc, 4 * units + f // nodes_per_dc
-                        wan_solo[n] = rows * row_wan
-                    n += 1
-    for s in range(stages):
-        if s == local_stage or slot[s] >= 0:
-            for j in range(nodes if s == local_stage or shared[s] else 1):
-                u = j if s == local_stage or shared[s] else owner[s]
-                worst = local[u] if s == local_stage else max(out[slot[s] + j].max(), in_[slot[s] + j].max())
-                for l in range(lanes if worst > 0 else 0):
-                    a = u * lanes + l
-                    stage[n], src[n], dst[n], out_port[n], in_port[n] = s, a, a, 2 * units + a, 2 * units + a
-                    solo[n], latency[n] = worst * row_up, lat_up
-                    n += 1
-
-    stage_ptr = np.zeros(stages + 1, np.int64)
-    for e in range(n):
-        stage_ptr[stage[e] + 1] += 1
-    for s in range(stages):
-        stage_ptr[s + 1] += stage_ptr[s]
-    at = stage_ptr[:-1].copy()
-    order = np.empty(n, np.int64)
-    for e in range(n):
-        order[at[stage[e]]] = e
-        at[stage[e]] += 1
-    contended = stage[order] >= 0
-    side = np.zeros(n, np.int64)
-    for e in range(n):
-        side[e] = 2 if stage[e] == local_stage else 1 if feeds[stage[e]] else 0
-    return (stage_ptr, src[order], dst[order], out_port[order], in_port[order], wan_out[order], wan_in[order], solo[order],
-            wan_solo[order], latency[order], contended, side[order])  # fmt: skip
-
-
-@njit(cache=True)
-def lanes_makespan(
-    local_clash, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
-    rates, latencies, nodes_per_dc, nics, law, first_NN, to_NNM, weight_NNM,
-):  # fmt: skip
-    """The makespan of the lanes form, node by node; with few rows a message, lane by lane."""
-    nodes = len(rows_NN)
-    row_up, row_out, row_wan = rates
-    lat_up, lat_out, lat_wan = latencies
-    local, clash = local_clash
-    few = 0
-    for m in range(len(m_lo)):
-        few += m_hi[m] - m_lo[m] < 2 * nics
-    lanes = nics if 4 * few > len(m_lo) else 1
-    units = nodes * lanes
-    (stage_ptr, src, dst, out_port, in_port, wan_out, wan_in, solo, wan_solo, latency, contended, side) = lane_entries(
-        rows_NN, loads, local, stages, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, row_up, row_out,
-        row_wan, lat_up, lat_out, lat_wan, nodes_per_dc, first_NN, to_NNM, weight_NNM, lanes,
-    )  # fmt: skip
-    seconds = message_seconds(
-        stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, nics / lanes, latency, 5 * units, contended, law
-    )  # fmt: skip
-    last = makespan(
-        stage_ptr, src, dst, seconds, after_ptr, after, units, out_port, in_port, 5 * units, solo, latency, contended, law, side,
-        np.repeat(clash, lanes),
-    )  # fmt: skip
-    # Stages that run side by side share a wan port: it cannot be quicker than all its rows in turn.
-    for wan in (wan_out, wan_in):
-        busy = np.zeros(5 * units)
-        for e in range(len(wan)):
-            if wan[e] >= 0:
-                busy[wan[e]] += wan_solo[e]
-        if busy.max() > 0:
-            last = max(last, busy.max() * factor(nics, law[0], law[1], law[2]) + lat_wan)
-    return last
+                at_once = max(at_once, through.max() + latency)
+    ready, then = np.zeros(nodes), np.zeros(nodes)
+    for s in range(1, nodes):
+        for k in range(nodes):
+            f = k + s if k + s < nodes else k + s - nodes
+            if seconds[k, f] > 0.0:
+                end = max(ready[k], ready[f]) + latency + seconds[k, f]
+                then[k], then[f] = max(then[k], end), max(then[f], end)
+        for k in range(nodes):
+            ready[k] = then[k]
+    return seconds, (busiest, at_once, in_turn, ready.max(), ranks.max() * row_out + latency)

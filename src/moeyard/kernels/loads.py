@@ -9,46 +9,118 @@ from moeyard.kernels.lanes import UNIT, quotas
 
 
 @njit(cache=True)
-def pair_loads(rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carrier):
-    """What each pair asks of the scale-up ports, [k, f, local rank]: handed out and taken in by the balance, passed on
-    and taken in by the spread; and the slowest lane's rows per capacity, for each row of the pair.
+def _longer(runs, n):
+    more = np.empty((2 * len(runs) + 64, 5))
+    more[:n] = runs[:n]
+    return more
 
-    A lane's rows are counted as a like mix of the pair's targets.
+
+@njit(cache=True)
+def pair_loads(rows_RR, rows_NN, by_origin, by_target, first_NN, to_NNM, weight_NNM, carrier):
+    """What each pair asks of the scale-up ports, and when.
+
+    `hand`, by pair (`hand_ptr`), are the runs that the balance hands over: giver, taker, where on the taker's
+    lane it begins and ends, as shares of the lane, and the lane's rows. A lane begins with its carrier's own rows, so they come
+    late. `on`, by pair (`on_ptr`), are the runs that the spread passes on, alike, if there are few nodes or few blocks. Else,
+    [k, f, local rank]: rows passed on and taken in by the spread, and the share of the lane before the first of them: it begins
+    with rows for its own receiver, and beyond is counted as a like mix of targets. Last the slowest lane's rows per capacity,
+    for each row of the pair.
     """
     nodes, _, nics = to_NNM.shape
     per = by_origin.shape[2]
-    give = np.zeros((nodes, nodes, per))
-    take = np.zeros((nodes, nodes, per))
-    pass_ = np.zeros((nodes, nodes, per))
-    get = np.zeros((nodes, nodes, per))
+    exact = nodes <= 4
+    if not exact:
+        blocks = 0
+        for r in range(len(rows_RR)):
+            for t in range(len(rows_RR)):
+                blocks += rows_RR[r, t] > 0
+        exact = 4 * blocks <= len(rows_RR) * len(rows_RR)
+    hand_ptr, on_ptr = np.zeros(nodes * nodes + 1, np.int64), np.zeros(nodes * nodes + 1, np.int64)
+    hand, on = np.empty((nodes * nodes * (nics + per), 5)), np.empty((64 if exact else 0, 5))
+    shape = (nodes, nodes, 0 if exact else per)
+    pass_, get, keep = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     lane = np.zeros((nodes, nodes))
-    quota = np.empty(nics, np.int64)
+    quota, left, own = np.empty(nics, np.int64), np.empty(per, np.int64), np.empty(per, np.int64)
+    n, m = 0, 0
     for k in range(nodes):
         for f in range(nodes):
-            total = rows_NN[k, f]
+            pair, total = k * nodes + f, rows_NN[k, f]
+            hand_ptr[pair + 1], on_ptr[pair + 1] = n, m
             if total == 0:
                 continue
             quotas(total, weight_NNM[k, f], first_NN[k, f], quota)
             for i in range(per):
-                give[k, f, i] = by_origin[k, f, i]
-                get[k, f, i] = by_target[k, f, i]
-            each, slowest = 1.0 / total, 0.0
+                left[i], own[i] = by_origin[k, f, i], 0
+            kept, slowest = 0, 0.0
             for l in range(nics):
                 if quota[l] == 0:
                     continue
                 a, b = carrier[l], carrier[to_NNM[k, f, l]]
-                own = min(by_origin[k, f, a], quota[l])
-                give[k, f, a] -= own
-                take[k, f, a] += quota[l] - own
-                stay = quota[l] * (by_target[k, f, b] * each)
-                pass_[k, f, b] += quota[l] - stay
+                own[a] = min(left[a], quota[l])
+                left[a] -= own[a]
+                if a == b and not exact:
+                    keep[k, f, b] = min(own[a], rows_RR[k * per + a, f * per + b])
+                    kept += min(own[a], rows_RR[k * per + a, f * per + b])
+                slowest = max(slowest, quota[l] * (UNIT / weight_NNM[k, f, l]))
+            lane[k, f] = slowest / total
+            l, fill = -1, 0
+            for i in range(per):
+                while left[i] > 0:  # as `match` does
+                    while l < 0 or fill == quota[l]:
+                        l += 1
+                        fill = own[carrier[l]]
+                    take = min(left[i], quota[l] - fill)
+                    hand[n, 0], hand[n, 1], hand[n, 4] = i, carrier[l], quota[l]
+                    hand[n, 2], hand[n, 3] = fill / quota[l], (fill + take) / quota[l]
+                    n += 1
+                    fill += take
+                    left[i] -= take
+            hand_ptr[pair + 1] = n
+            if exact:
+                for i in range(per):
+                    left[i] = own[i]  # where in its sequence the next handed run begins
+                # Own rows, then the handed runs: block by block, those that their lane's receiver does not keep.
+                for h in range(hand_ptr[pair] - nics, n):
+                    if h < hand_ptr[pair]:
+                        l = h - hand_ptr[pair] + nics
+                        i, x, begin, end = carrier[l], 0, 0, own[carrier[l]]
+                    else:
+                        i = int(hand[h, 0])
+                        for l in range(nics):
+                            if carrier[l] == int(hand[h, 1]):
+                                break
+                        begin, end = round(hand[h, 2] * quota[l]), round(hand[h, 3] * quota[l])
+                        x = left[i]
+                        left[i] += end - begin
+                    if quota[l] == 0 or begin == end:
+                        continue
+                    b, at = carrier[to_NNM[k, f, l]], 0
+                    for step in range(per):
+                        j = i + step if i + step < per else i + step - per
+                        size = rows_RR[k * per + i, f * per + j]
+                        lo, hi = max(x, at), min(x + end - begin, at + size)
+                        if lo < hi and j != b:
+                            if m == len(on):
+                                on = _longer(on, m)
+                            on[m, 0], on[m, 1], on[m, 4] = b, j, quota[l]
+                            on[m, 2], on[m, 3] = (begin + lo - x) / quota[l], (begin + hi - x) / quota[l]
+                            m += 1
+                        at += size
+                on_ptr[pair + 1] = m
+                continue
+            each = 1.0 / max(1, total - kept)
+            for i in range(per):
+                get[k, f, i] = by_target[k, f, i]
+            for l in range(nics):
+                if quota[l] == 0:
+                    continue
+                b = carrier[to_NNM[k, f, l]]
+                first = keep[k, f, b]
+                stay = first + (quota[l] - first) * ((by_target[k, f, b] - first) * each)
+                pass_[k, f, b] = quota[l] - stay
                 get[k, f, b] -= stay
-                time = quota[l] * 1.0
-                if weight_NNM[k, f, l] != UNIT:
-                    time *= UNIT / weight_NNM[k, f, l]
-                slowest = max(slowest, time)
-            lane[k, f] = slowest * each
-    return give, take, pass_, get, lane
+                keep[k, f, b] = first / quota[l]
+    return hand_ptr, hand[:n], on_ptr, on[:m], pass_, get, keep, lane
 
 
 @njit(cache=True)
@@ -113,27 +185,16 @@ def scale_up_ratios(rows_NN, by_origin, by_target, capacity_NN, carrier, row_up,
 
 
 @njit(cache=True)
-def local_loads(rows_RR, rows_NN, loads):
-    """Per node: the most rows that a rank sends or receives inside it; and how far its whole balance falls on the same ports
-    as these: 0 for others, 1 for the same."""
-    give, take = loads[0], loads[1]
-    nodes, _, per = give.shape
-    worst, clash = np.zeros(nodes), np.zeros(nodes)
-    balance, local = np.zeros((2, per)), np.zeros((2, per))
+def local_loads(rows_RR, nodes):
+    """Rows inside each node, [node, sender * per + receiver]; and how many each rank sends, then receives, [node, 2 * per]."""
+    per = len(rows_RR) // nodes
+    inside, rows = np.zeros((nodes, per * per)), np.zeros((nodes, 2 * per))
     for k in range(nodes):
-        balance[:], local[:] = 0.0, 0.0
         for i in range(per):
             for j in range(per):
                 if i != j:
-                    local[0, i] += rows_RR[k * per + i, k * per + j]
-                    local[1, j] += rows_RR[k * per + i, k * per + j]
-        for f in range(nodes):
-            if rows_NN[k, f] > 0:
-                for i in range(per):
-                    balance[0, i] += give[k, f, i]
-                    balance[1, i] += take[k, f, i]
-        worst[k] = local.max()
-        least = min(worst[k], balance.max())
-        if least > 0:
-            clash[k] = ((balance + local).max() - max(worst[k], balance.max())) / least
-    return worst, clash
+                    n = rows_RR[k * per + i, k * per + j]
+                    inside[k, i * per + j] = n
+                    rows[k, i] += n
+                    rows[k, per + j] += n
+    return inside, rows

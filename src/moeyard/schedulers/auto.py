@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
-
-from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_lanes, law
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
-from moeyard.kernels.estimate import at_once_seconds
-from moeyard.kernels.orders import birkhoff, list_makespan, shifts
+from moeyard.kernels.orders import birkhoff
 from moeyard.schedule import Schedule
 from moeyard.schedulers.lanes import (
+    Candidate,
+    cheapest,
     fast_lanes,
     node_work,
     rails_lanes,
@@ -26,9 +23,6 @@ from moeyard.schedulers.lanes import (
 )
 from moeyard.traffic import Traffic
 
-# (name, seconds that it cannot beat, its orders)
-Candidate = tuple[str, float, Callable[[], list[Lanes]]]
-
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt.
@@ -36,49 +30,41 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     What cannot beat the best found so far is not built; what was built is in `considered`.
     """
     pairs = Pairs.of(cluster, traffic)
-    found: dict[str, float] = {}
-    winner, best = "", math.inf
-    forms: dict[str, Lanes | Blocks] = {}
-    if cluster.nodes > 1 and pairs.rows_NN.any():
-        for name, least, orders in _candidates(pairs):
-            for form in orders() if least < best else ():
-                seconds = estimate_lanes(form)
-                found[name] = min(seconds, found.get(name, seconds))
-                if seconds < best:
-                    winner, best = name, seconds
-                    forms[winner] = form
     straight = Blocks(cluster, traffic, hashed=False)
-    seconds = straight.seconds(limit=best)
-    if seconds < math.inf:
-        found["direct"] = seconds
-    if seconds <= best:
-        winner, forms["direct"] = "direct", straight
-    return Schedule(
-        cluster, traffic, forms[winner], winner, tuple(sorted(found.items(), key=lambda item: item[1]))
-    )
+    form: Lanes | Blocks = straight
+    winner, best, found = "direct", math.inf, dict[str, float]()
+    if cluster.nodes > 1 and pairs.rows_NN.any():
+        form, winner, found = cheapest(_candidates(pairs))
+        best = found[winner]
+    if best == math.inf or pairs.looks[1].straight <= best:
+        seconds = straight.seconds(limit=best)
+        if seconds < math.inf:
+            found["direct"] = seconds
+        if seconds <= best:
+            form, winner = straight, "direct"
+    considered = tuple(sorted(found.items(), key=lambda item: item[1]))
+    return Schedule(cluster, traffic, form, winner, considered)
 
 
 def _candidates(pairs: Pairs) -> Iterator[Candidate]:
     """The more promising family first: all at once, or one-to-one."""
-    latency = pairs.cluster.scale_out.latency
-    seconds = np.where(pairs.rows_NN > 0, pairs.seconds_NN + latency, 0.0)
-    at_once = at_once_seconds(pairs.seconds_NN, law(pairs.cluster)) + latency
-    in_turn = float(max(seconds.sum(axis=0).max(), seconds.sum(axis=1).max()))
-    families = [(at_once, _at_once(pairs, at_once)), (in_turn, _in_turn(pairs, seconds, in_turn))]
+    bounds = pairs.looks[1]
+    families = [(bounds.at_once, _at_once), (bounds.in_turn, _in_turn)]
     for _, family in sorted(families, key=lambda family: family[0]):
-        yield from family
+        yield from family(pairs)
 
 
-def _at_once(pairs: Pairs, least: float) -> Iterator[Candidate]:
-    yield "waves", least, lambda: [waves_lanes(pairs)]
-    yield "rails", least, lambda: [rails_lanes(pairs)]
-    yield "shot", least, lambda: [shot_lanes(pairs)]
+def _at_once(pairs: Pairs) -> Iterator[Candidate]:
+    least = pairs.looks[1].at_once
+    yield "waves", least, lambda: waves_lanes(pairs)
+    yield "rails", least, lambda: rails_lanes(pairs)
+    yield "shot", least, lambda: shot_lanes(pairs)
 
 
-def _in_turn(pairs: Pairs, seconds: FloatArray, least: float) -> Iterator[Candidate]:
-    # A few matchings at a time save latency: only the bytes bind them.
-    yield "shunt", pairs.busiest, lambda: shunt_orders(pairs)
-    yield "spread", list_makespan(shifts(len(seconds)), seconds), lambda: [spread_lanes(pairs)]
+def _in_turn(pairs: Pairs) -> Iterator[Candidate]:
+    bounds = pairs.looks[1]
+    yield from shunt_orders(pairs)
+    yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
     matchings = birkhoff(node_work(pairs))
     stages = pairs.cluster.scale_out.latency * len(matchings[1])
-    yield "fast", max(least, pairs.busiest + stages), lambda: [fast_lanes(pairs, matchings)]
+    yield "fast", max(bounds.in_turn, bounds.busiest + stages), lambda: fast_lanes(pairs, matchings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from moeyard.kernels.orders import (
 from moeyard.kernels.stages import levels_by_node, levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
+
+Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
 
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
@@ -114,34 +117,50 @@ def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True, waves=count)
 
 
-def shunt_orders(pairs: Pairs) -> list[Lanes]:
+def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
     """The orders among which `shunt` chooses."""
     rows, cluster = pairs.rows_NN, pairs.cluster
     latency, nodes = cluster.scale_out.latency, len(rows)
     if nodes < 2:
-        return [_chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))]
+        yield "shunt", 0.0, lambda: _chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))
+        return
     crossing, busiest = pairs.seconds_NN, pairs.busiest
-    once, seconds = in_pieces(crossing, rows, math.inf, latency)
-    *wire, best = open_shop(seconds, once, rows, 0.001)
-    perms = heavy_matchings(seconds, 0.93)
-    if list_makespan(perms, seconds) < best:
-        wire = in_list_order(perms, rows, 0)
-    orders = [_chained(pairs, wire)]
-
     if crossing.max() > busiest / PIECES:  # large pairs in pieces, so that balance and spread keep pace
         pieces, each = in_pieces(crossing, rows, busiest / PIECES, latency)
-        orders.append(_chained(pairs, open_shop(each, pieces, rows, 0.001)[:5]))
+        *parts, least = open_shop(each, pieces, rows, 0.001)
+        yield "shunt", least, lambda: _chained(pairs, parts)
+
+    once, seconds = in_pieces(crossing, rows, math.inf, latency)
+    *wire, least = open_shop(seconds, once, rows, 0.001)
+    perms = heavy_matchings(seconds, 0.93)
+    matched = list_makespan(perms, seconds)
+    if matched < least:
+        wire, least = in_list_order(perms, rows, 0), matched
+    yield "shunt", least, lambda: _chained(pairs, wire)
 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
     if group > 1:
-        orders.append(_staged(pairs, in_list_order(perms, rows, group)))
-    return orders
+        yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
 
 
 def shunt_lanes(pairs: Pairs) -> Lanes:
-    return min(shunt_orders(pairs), key=estimate_lanes)
+    return cheapest(shunt_orders(pairs))[0]
+
+
+def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, float]]:
+    """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not."""
+    best, winner, found, form = math.inf, "", dict[str, float](), None
+    for name, least, make in candidates:
+        if least < best:
+            made = make()
+            seconds = estimate_lanes(made)
+            found[name] = min(seconds, found.get(name, seconds))
+            if seconds < best or form is None:
+                best, winner, form = seconds, name, made
+    assert form is not None, "no candidates"
+    return form, winner, found
 
 
 def _chained(pairs: Pairs, wire: Wire) -> Lanes:

@@ -1,0 +1,345 @@
+"""The cost of the lanes form in closed form: wire messages node by node, scale-up stages port by port.
+
+The lanes of a pair are alike, so a wire message is one entry. Where the runs of rows inside nodes are known (few nodes, or few
+blocks) and the cluster is small, every rank keeps a time of its own and scale-up stages are followed message by message;
+elsewhere the ranks of a node wait for one another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from moeyard.kernels.estimate import factor, message_seconds, staggered
+from moeyard.kernels.lanes import quotas
+
+WIDE = 16  # nodes up to which every rank may keep a time of its own
+
+
+@njit(cache=True)
+def _up_stages(stages, nodes, pair_ptr, m_balance, m_spread):
+    """first[s]: the first entry of scale-up stage s, -1: not such a stage; an entry a node if several have part in it. owner[s]:
+    the node if one has, -1: several, -2: none. And how many entries there are."""
+    first, owner = np.full(stages, -1, np.int64), np.full(stages, -2, np.int64)
+    for k in range(nodes):
+        for f in range(nodes):
+            for m in range(pair_ptr[k * nodes + f], pair_ptr[k * nodes + f + 1]):
+                s = m_balance[m]
+                if s >= 0:
+                    owner[s] = k if owner[s] == -2 or owner[s] == k else -1
+                s = m_spread[m]
+                if s >= 0:
+                    owner[s] = f if owner[s] == -2 or owner[s] == f else -1
+    entries = 0
+    for s in range(stages):
+        if owner[s] > -2:
+            first[s] = entries
+            entries += 1 if owner[s] >= 0 else nodes
+    return first, owner, entries
+
+
+@njit(cache=True)
+def _add_runs(rows, e, x0, x1, runs, begin, end, wide, per):
+    """Add to entry e what falls into [x0, x1) of the lanes, of runs begin..end."""
+    for h in range(begin, end):
+        part = min(x1, runs[h, 3]) - max(x0, runs[h, 2])
+        if part > 0.0:
+            i, c = int(runs[h, 0]), int(runs[h, 1])
+            part *= runs[h, 4]
+            if wide:
+                rows[e, i * per + c] += part
+            else:
+                rows[e, i] += part
+                rows[e, per + c] += part
+
+
+@njit(cache=True)
+def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per):
+    """Rows of each scale-up entry: message by message if `wide`, else out of and into each rank."""
+    hand_ptr, hand, on_ptr, on, pass_, get, keep, _ = loads
+    nodes, exact = len(rows_NN), pass_.shape[2] == 0
+    rows = np.zeros((entries, per * per if wide else 2 * per))
+    for k in range(nodes):
+        for f in range(nodes):
+            p = k * nodes + f
+            begin, stop = pair_ptr[p], pair_ptr[p + 1]
+            if begin == stop:
+                continue
+            each = 1.0 / rows_NN[k, f]
+            m = begin if hand_ptr[p] < hand_ptr[p + 1] else stop
+            while m < stop and m_balance[m] >= 0:
+                s, last = m_balance[m], m
+                while last + 1 < stop and m_balance[last + 1] == s:
+                    last += 1
+                e = first[s] + (k if owner[s] < 0 else 0)
+                _add_runs(
+                    rows, e, m_lo[m] * each, m_hi[last] * each, hand, hand_ptr[p], hand_ptr[p + 1], wide, per
+                )
+                m = last + 1
+            whole = 0.0
+            for b in range(0 if exact else per):
+                whole += pass_[k, f, b]
+            m = begin if whole > 0.0 or exact else stop
+            while m < stop and m_spread[m] >= 0:
+                s, last = m_spread[m], m
+                while last + 1 < stop and m_spread[last + 1] == s:
+                    last += 1
+                e = first[s] + (f if owner[s] < 0 else 0)
+                x0, x1 = m_lo[m] * each, m_hi[last] * each
+                m = last + 1
+                if exact:
+                    _add_runs(rows, e, x0, x1, on, on_ptr[p], on_ptr[p + 1], wide, per)
+                    continue
+                sum_ = 0.0
+                for b in range(per):
+                    part = x1 - max(x0, keep[k, f, b])
+                    if part > 0.0 and pass_[k, f, b] > 0.0:
+                        part *= pass_[k, f, b] / (1.0 - keep[k, f, b])
+                        rows[e, b] += part
+                        sum_ += part
+                sum_ /= whole
+                for j in range(per):
+                    rows[e, per + j] += sum_ * get[k, f, j]
+    return rows
+
+
+@njit(cache=True)
+def _wire_rows(
+    stages, rows_NN, lane, pair_ptr, m_stage, m_lo, m_hi, rates, latencies, nodes_per_dc, nics, law
+):
+    """Wire messages sorted by stage (`ptr`): which of the form's it is, sender, receiver, and the port it enters by; its time on
+    the wire alone, its latency, and its time from start to end within its stage. Last, whether it leaves its datacenter, and how
+    long the busiest wan port needs for all its rows in turn."""
+    nodes, n = len(rows_NN), len(m_stage)
+    ptr = np.zeros(stages + 1, np.int64)
+    for m in range(n):
+        ptr[m_stage[m] + 1] += 1
+    for s in range(stages):
+        ptr[s + 1] += ptr[s]
+    at = ptr[:-1].copy()
+    ends, wan = (
+        np.empty((4, n), np.int64),
+        np.full((2, n), -1, np.int64),
+    )  # of: message, src, dst, port of dst
+    solo, wan_solo, latency, busy = np.empty(n), np.empty(n), np.empty(n), np.zeros(4 * nodes)
+    for k in range(nodes):
+        for f in range(nodes):
+            far = k // nodes_per_dc != f // nodes_per_dc
+            for m in range(pair_ptr[k * nodes + f], pair_ptr[k * nodes + f + 1]):
+                e = at[m_stage[m]]
+                at[m_stage[m]] += 1
+                ends[0, e], ends[1, e], ends[2, e], ends[3, e] = m, k, f, nodes + f
+                rows = m_hi[m] - m_lo[m]
+                solo[e], latency[e] = rows * lane[k, f] * rates[1], latencies[2] if far else latencies[1]
+                wan_solo[e] = rows * rates[2]
+                if far:
+                    wan[0, e], wan[1, e] = 2 * nodes + k // nodes_per_dc, 3 * nodes + f // nodes_per_dc
+                    busy[wan[0, e]] += wan_solo[e]
+                    busy[wan[1, e]] += wan_solo[e]
+    seconds = message_seconds(
+        ptr, ends[1], ends[3], wan[0], wan[1], solo, wan_solo, float(nics), latency, 4 * nodes, np.ones(n, np.bool_), law
+    )  # fmt: skip
+    return ptr, ends, solo, latency, seconds, wan[0] >= 0, busy.max()
+
+
+@njit(cache=True)
+def _wide_entry(rows, e, free, base, inside, u, rest, lat_up, row_up, finish):
+    """Fill finish[r] with when each rank is through with entry e, message by message; 0: has no part in it.
+
+    A message starts when both its ends are free, from free[base] on, and ends when its slower port is through with it: of those on
+    a port, a smaller one leaves early. A port is never idle while it has work: all that start no earlier than some message are
+    through in time. `rest` of the rows inside the node (row u) share the ports.
+    """
+    per = len(finish)
+    through = np.zeros((2, per))
+    for way in range(2 if rest == 0.0 else 0):
+        for p in range(per):
+            for o in range(per):
+                if rows[e, p * per + o if way == 0 else o * per + p] > 0.0:
+                    then, work = max(free[base + p], free[base + o]), 0.0
+                    for q in range(per):
+                        if max(free[base + p], free[base + q]) >= then:
+                            work += rows[e, p * per + q if way == 0 else q * per + p]
+                    through[way, p] = max(through[way, p], then + lat_up + work * row_up)
+    for r in range(per):
+        finish[r] = 0.0
+    for i in range(per):
+        for c in range(per):
+            mine = rows[e, i * per + c]
+            if mine == 0.0:
+                continue
+            sends, gets = 0.0, 0.0
+            for o in range(per):
+                sends += min(rows[e, i * per + o], mine)
+                gets += min(rows[e, o * per + c], mine)
+                if rest > 0.0:
+                    sends += min(rest * inside[u, i * per + o], mine)
+                    gets += min(rest * inside[u, o * per + c], mine)
+            now = max(free[base + i], free[base + c]) + lat_up + max(sends, gets) * row_up
+            if rest == 0.0:
+                now = min(now, max(through[0, i], through[1, c]))
+            finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
+
+
+@njit(cache=True)
+def lanes_makespan(
+    local, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, rates,
+    latencies, nodes_per_dc, law, first_NN, to_NNM, weight_NNM, carrier,
+):  # fmt: skip
+    """Seconds until the last row of the lanes form has arrived. One long loop over the stages: array arguments of a call would
+    cost more than what is in it."""
+    nodes, _, nics = to_NNM.shape
+    inside, local_rows = local
+    per, row_up, lat_up = local_rows.shape[1] // 2, rates[0], latencies[0]
+    wide = nodes <= WIDE and loads[4].shape[2] == 0
+    width = per if wide else 1
+    small = 0
+    for m in range(len(m_lo)):
+        small += m_hi[m] - m_lo[m] < 2 * nics
+    few = 4 * small > len(m_lo)  # rows a message: lanes differ
+    first, owner, entries = _up_stages(stages, nodes, pair_ptr, m_balance, m_spread)
+    rows = _up_rows(
+        rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per
+    )
+    ptr, ends, solo, latency, seconds, far, wan = _wire_rows(
+        stages, rows_NN, loads[7], pair_ptr, m_stage, m_lo, m_hi, rates, latencies, nodes_per_dc, nics, law
+    )
+
+    # Where a stage keeps when its ranks have done it: a row of all nodes, or, from `kept` on, those of its one or two.
+    row = np.full(stages, -1, np.int64)
+    left, right = np.full(stages, -1, np.int64), np.full(stages, -1, np.int64)
+    every, count = nodes * width, 0
+    for s in range(stages):
+        if s == local_stage or owner[s] == -1 or ptr[s + 1] - ptr[s] > 1:
+            row[s] = count
+            count += 1
+        elif owner[s] >= 0:
+            left[s] = owner[s]
+        elif ptr[s] < ptr[s + 1]:
+            left[s], right[s] = ends[1, ptr[s]], ends[2, ptr[s]]
+    kept = count * every
+    done = np.zeros(kept + 2 * stages * width)
+
+    free = np.zeros(every)  # when the ranks of the stage at hand have done what it names
+    finish = np.zeros(per)
+    begun, ended, more = np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per))  # the rows inside nodes
+    start, through = np.zeros(len(solo)), np.zeros(len(solo))
+    quota = np.empty(nics, np.int64)
+    last = (
+        wan * factor(nics, law[0], law[1], law[2]) + latencies[2] if wan > 0.0 else 0.0
+    )  # one port, all its rows
+    for s in range(stages):
+        if row[s] >= 0:
+            for r in range(every):
+                free[r] = 0.0
+        elif left[s] >= 0:
+            for r in range(width):
+                free[left[s] * width + r] = 0.0
+                free[max(0, right[s]) * width + r] = 0.0
+        else:
+            continue
+        for i in range(after_ptr[s], after_ptr[s + 1]):
+            q = after[i]
+            if row[q] >= 0 and row[s] >= 0:
+                for r in range(every):
+                    free[r] = max(free[r], done[row[q] * every + r])
+            elif row[q] >= 0:
+                for u in (left[s], right[s]):
+                    for r in range(u * width, u * width + width if u >= 0 else 0):
+                        free[r] = max(free[r], done[row[q] * every + r])
+            else:
+                for side in range(2):
+                    u = right[q] if side else left[q]
+                    if u >= 0 and (row[s] >= 0 or u == left[s] or u == right[s]):
+                        for r in range(width):
+                            free[u * width + r] = max(
+                                free[u * width + r], done[kept + (2 * q + side) * width + r]
+                            )
+
+        lo, hi = ptr[s], ptr[s + 1]
+        if lo < hi:  # between nodes
+            early, late, longest, shared = np.inf, 0.0, 0.0, False
+            for e in range(lo, hi if hi - lo > 1 else lo):
+                shared |= seconds[e] > 1.000001 * (solo[e] + latency[e])
+            for e in range(lo, hi if shared else lo):
+                for r in range(width):
+                    start[e] += max(free[ends[1, e] * width + r], free[ends[2, e] * width + r]) / width
+                early, late, longest = min(early, start[e]), max(late, start[e]), max(longest, seconds[e])
+            if late - early > 0.02 * longest:
+                staggered(lo, hi, ends[1], 2 * nodes, start, solo, latency, True, law, through)
+                staggered(lo, hi, ends[3], 2 * nodes, start, solo, latency, True, law, through)
+            for e in range(lo, hi):
+                m, u, v = ends[0, e], ends[1, e], ends[2, e]
+                takes = through[e] - start[e] if through[e] > 0.0 and not far[e] else seconds[e]
+                x, y = kept + 2 * s * width, kept + (2 * s + 1) * width
+                if row[s] >= 0:
+                    x, y = row[s] * every + u * width, row[s] * every + v * width
+                if not wide and not few:
+                    now = max(free[u], free[v]) + takes
+                    done[x], done[y], last = max(done[x], now), max(done[y], now), max(last, now)
+                    continue
+                if few:
+                    quotas(rows_NN[u, v], weight_NNM[u, v], first_NN[u, v], quota)
+                total, whole = rows_NN[u, v], m_hi[m] - m_lo[m]
+                for l in range(nics):
+                    to = to_NNM[u, v, l]
+                    if to < 0:
+                        continue
+                    a, b = (carrier[l], carrier[to]) if wide else (0, 0)
+                    now = max(free[u * width + a], free[v * width + b]) + takes
+                    if few:
+                        mine = m_hi[m] * quota[l] // total - m_lo[m] * quota[l] // total
+                        if mine == 0:
+                            continue
+                        now += (takes - latency[e]) * (mine * nics / whole - 1.0)
+                    done[x + a], done[y + b], last = (
+                        max(done[x + a], now),
+                        max(done[y + b], now),
+                        max(last, now),
+                    )
+            continue
+
+        for j in range(1 if owner[s] >= 0 else nodes):  # inside them
+            u = owner[s] if owner[s] >= 0 else j
+            before, now = 0.0, 0.0
+            for r in range(u * width, u * width + width):
+                before = max(before, free[r])
+            # What is left of the rows inside the node shares the ports.
+            rest = (ended[u] - max(before, begun[u])) / (ended[u] - begun[u]) if ended[u] > before else 0.0
+            x = row[s] * every + u * width if row[s] >= 0 else kept + 2 * s * width
+            if wide:
+                if s == local_stage:
+                    _wide_entry(inside, u, free, u * width, inside, u, 0.0, lat_up, row_up, finish)
+                else:
+                    _wide_entry(rows, first[s] + j, free, u * width, inside, u, rest, lat_up, row_up, finish)
+                for r in range(per):
+                    done[x + r], now = max(done[x + r], finish[r]), max(now, finish[r])
+            else:  # the busiest port's largest message ends last
+                worst = 0.0
+                for r in range(2 * per):
+                    work = local_rows[u, r] if s == local_stage else rows[first[s] + j, r]
+                    if work > 0.0:
+                        worst = max(worst, work + rest * local_rows[u, r])
+                if worst > 0.0:
+                    now = before + lat_up + worst * row_up
+                    done[x] = max(done[x], now)
+            last = max(last, now)
+            if s == local_stage:
+                begun[u], ended[u] = before, now
+            elif rest > 0.0:
+                worst = 0.0
+                for r in range(2 * per):
+                    if not wide:
+                        more[u, r] += rows[first[s] + j, r]
+                    else:
+                        for o in range(per):
+                            more[u, r] += rows[first[s] + j, r * per + o if r < per else o * per + r - per]
+                    worst = max(worst, local_rows[u, r] + more[u, r])
+                now = begun[u] + lat_up + worst * row_up
+                if now > ended[u]:
+                    ended[u], last = now, max(last, now)
+                    for r in range(
+                        row[local_stage] * every + u * width, row[local_stage] * every + (u + 1) * width
+                    ):
+                        done[r] = now if done[r] > 0.0 else 0.0
+    return last
