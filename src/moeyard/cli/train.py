@@ -45,7 +45,7 @@ def run(
     checkpoint_every: Annotated[int, typer.Option(help="Steps; 0: only when interrupted.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints in --out.")] = False,
     remeasure_every: Annotated[int, typer.Option(help="Measure the rails anew every so many steps; 0: never.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 120.0,
     network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:  # fmt: skip

@@ -46,7 +46,7 @@ class Options:
     checkpoint_every: int = 0
     resume: bool = False
     remeasure_every: int = 0  # steps; 0: only after a rail was lost
-    timeout: float = 60.0
+    timeout: float = 120.0
     faults: tuple[tuple[int, str, int, int, float], ...] = ()  # step, break | slow | mend, node, rail, factor
 
     def __post_init__(self) -> None:
