@@ -256,7 +256,9 @@ def _initialise(model: Any, plain: Mapping[str, Any], missing: set[str]) -> None
         tensor: Any = one.local if isinstance(one, PlainExperts) else one
         tensor._is_hf_initialized = True
     for module in model.modules():
-        module._is_hf_initialized = False
+        own = [*module._parameters.values(), *module._buffers.values()]
+        done = all(one is None or getattr(one, "_is_hf_initialized", False) for one in own)
+        module._is_hf_initialized = done and not missing  # a parent may initialise its children
     model.initialize_weights()
 
 
