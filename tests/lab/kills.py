@@ -88,6 +88,7 @@ def one_kill(seed, moment, running=False):
         place = Path(folder) / "tmp"
         place.mkdir()
         environment = os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "torch"),  # torch's own cache, made when it is imported
             TOKEN: token, "TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path),
         }  # fmt: skip
         command = [sys.executable, "-m", "moeyard", "lab", "run", "lab-2x2", "--no-warm", "--name", name]
