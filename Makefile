@@ -13,7 +13,7 @@ help:  ## this list
 test: lint types pytest  ## install, lint, type-check, test
 
 run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard, and compare
-	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --steps 12 --out out/run
+	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --steps 8 --out out/run
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

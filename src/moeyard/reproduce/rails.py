@@ -180,8 +180,9 @@ def iteration() -> Finding:
     verdict = (
         f"RailS claims -18..40% on Mixtral; spraying alone gives -{100 * min(saved.values()):.0f}..{max(saved.values()):.0%} here, inside the claim at "
         f"{' and '.join(fits) or 'none of these rates'}. How much it saves is how much of the iteration the exchange is: with fast nics "
-        f"Mixtral's large experts make compute the larger part, and spraying cannot even out what the experts compute. Replicas of the "
-        f"hot experts do both (last columns). `make run` measures the same on a shaped network of real processes."
+        f"Mixtral's large experts make compute the larger part, and spraying cannot even out what the experts compute. Replicas of the hot "
+        f"experts (last columns) do, where the network can afford to gather them: Mixtral's experts are 352 MB each, and with slow nics "
+        f"that costs more than it saves; quota, used here, does not weigh it, the planner auto does. `make run` measures the same on a shaped network of real processes."
     )
     return Finding(
         "Mixtral's iteration time", ["simulated"],
