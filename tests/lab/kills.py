@@ -64,12 +64,20 @@ def everyone():
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def leftovers(token, spaces=frozenset(), files=frozenset(), name=None, patience=10.0):
-    """What is still there after `patience` seconds: processes, namespaces, files, sockets."""
+def holders(spaces):
+    """Who is in, or holds open, one of these network namespaces: {(process, namespace)}."""
+    return {(i, name) for i in everyone() for name in namespaces([i]) & spaces}
+
+
+def leftovers(token, held=frozenset(), files=frozenset(), name=None, patience=10.0):
+    """What is still there after `patience` seconds: processes, namespaces (as `held` before), files, sockets.
+
+    The kernel gives numbers of namespaces again: a process that did not hold one before holds another.
+    """
     end = time.monotonic() + patience
     while True:
         left = [f"process {i}" for i in processes(token)]
-        left += [f"namespace {n}" for n in spaces & namespaces(everyone())]
+        left += [f"namespace {n} in process {i}" for i, n in held & holders({n for _, n in held})]
         left += [f"socket {n}" for n in lab.labs() if n == name]
         if not left or time.monotonic() > end:
             return left + [f"file {path}" for path in files]
@@ -104,6 +112,7 @@ def one_kill(seed, moment, running=False):
         time.sleep(after)
         ids = processes(token) or [caller.pid]
         spaces = namespaces(ids) - own
+        held = holders(spaces)
         victim = choose.choice(ids)
         try:
             os.kill(victim, signal.SIGKILL)
@@ -113,7 +122,7 @@ def one_kill(seed, moment, running=False):
         with contextlib.suppress(subprocess.TimeoutExpired):
             caller.wait(20)
         files = [str(path) for path in place.rglob("*")]
-        left = leftovers(token, spaces, files, name)
+        left = leftovers(token, held, files, name)
         if caller.poll() is None:
             caller.kill()
             caller.wait()
