@@ -87,7 +87,7 @@ def _facts(options: Options, trainer: Any, place: Any) -> dict[str, Any]:
         "cluster": cluster_data(cluster),
         "shaped": shaped,
         "conditions": {
-            "network": f"{rates}; {'a lab on one machine: namespaces, shaped by tbf' if place and shaped else 'a real cluster' if place is None else 'UNSHAPED: namespaces were refused, all ranks on loopback'}",
+            "network": f"{rates}; {'a lab on one machine: namespaces, shaped by tbf' if place and shaped else 'a real cluster' if place is None else 'UNSHAPED: all ranks on loopback (namespaces refused, or --network loopback)'}",
             "contention law": "ideal" if law.loss == 0 else f"loss {law.loss:g} per flow beyond {law.knee:g}, at most {law.ceiling:g} x",
             "accelerator": emulated,
             "machine": machine(),
