@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 import moeyard as my
-from moeyard.cli import reproduce
 from moeyard.cli.app import app
 from moeyard.reproduce import PAPERS, Finding, Paper
 from moeyard.reproduce.rails import lpt_loads, shared_evenly
@@ -74,4 +73,3 @@ def test_every_chapter_is_in_the_document(root):
     text = (root / "docs" / "reproduce.md").read_text()
     for paper in (p for p in (PAPERS["rails"], PAPERS["fast"])):
         assert f"## {paper.title}" in text
-    assert reproduce.run.__doc__

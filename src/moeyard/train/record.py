@@ -78,6 +78,10 @@ class Record:
                     lab.slow_rail(node, rail, factor)
                 else:
                     {"break": lab.break_rail, "mend": lab.mend_rail}[what](node, rail)
+                detail = f"node {node} rail {rail}" + (
+                    f" at {factor:g} of its rate" if what == "slow" else ""
+                )
+                self.event(step, f"lab {what}", detail)
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._file.write(json.dumps(entry) + "\n")
