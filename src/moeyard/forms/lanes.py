@@ -15,7 +15,7 @@ from moeyard.kernels.estimate import first_looks
 from moeyard.kernels.lanes import lane_part, pair_sums
 from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
 from moeyard.kernels.lower import lower_lanes
-from moeyard.kernels.stages import assemble, staged_form
+from moeyard.kernels.stages import assemble, chained_form, staged_form
 from moeyard.kernels.tables import sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
@@ -30,6 +30,7 @@ MOST = 2**31  # rows of a node pair: their products must fit 64 bits
 class Looks(NamedTuple):
     """Seconds that no schedule of a kind can beat, known before any is made; see `first_looks`."""
 
+    longest: float  # a pair alone
     busiest: float
     at_once: float
     in_turn: float
@@ -50,8 +51,10 @@ class Pairs:
 
     @classmethod
     def of(cls, cluster: Cluster, traffic: Traffic) -> Pairs:
-        rows, by_origin, by_target, first, k, f = pair_sums(traffic.rows, cluster.nodes, cluster.lanes[1])
-        if rows.max() >= MOST:
+        rows, by_origin, by_target, first, most, k, f = pair_sums(
+            traffic.rows, cluster.nodes, cluster.lanes[1]
+        )
+        if most >= MOST:
             k, f = np.unravel_index(int(rows.argmax()), rows.shape)
             raise InvalidTraffic(
                 f"{rows[k, f]} rows must go from node {k} to node {f}, but plans count at most {MOST - 1}; use larger rows"
@@ -77,7 +80,7 @@ class Pairs:
             cluster.scale_out.latency, cluster.contention.law,
         )  # fmt: skip
         if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node:
-            bounds = (*bounds[:4], 0.0)  # ranks share nics, or others stand in for dead ones
+            bounds = (*bounds[:5], 0.0)  # ranks share nics, or others stand in for dead ones
         return seconds, Looks(*bounds)
 
     @property
@@ -226,4 +229,11 @@ def staged_lanes(pairs: Pairs, perms: IntArray, sizes: IntArray, work_NN: IntArr
     scale_out, after_ptr, after, local, *messages = staged_form(
         perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios[3], inside
     )
+    return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
+
+
+def chained_lanes(pairs: Pairs, wire: Wire) -> Lanes:
+    """The form of messages that are a stage each, started when their two nodes are free."""
+    inside = pairs.cluster.ranks_per_node > 1
+    scale_out, after_ptr, after, local, *messages = chained_form(*wire, *pairs.ratios[:3], inside)
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

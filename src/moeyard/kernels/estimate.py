@@ -242,8 +242,8 @@ def message_seconds(
 
 @njit(cache=True)
 def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, law):
-    """Seconds of each pair alone on the wire, without latency; then what no schedule of a kind can beat, before any is made:
-    the busiest node's bytes; all pairs at once, under the law; pairs one to one, a latency each; the same in shifts, each after
+    """Seconds of each pair alone on the wire, without latency; the longest; then what no schedule of a kind can beat, before any
+    is made: the busiest node's bytes; all pairs at once, under the law; pairs one to one, a latency each; the same in shifts, each after
     the last; and the busiest rank if no row changes its rank before it crosses."""
     nodes, _, per = by_origin.shape
     seconds = np.zeros((nodes, nodes))
@@ -260,7 +260,7 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                 for i in range(per):
                     ranks[0, k * per + i] += by_origin[k, f, i]
                     ranks[1, f * per + i] += by_target[k, f, i]
-    busiest, in_turn, at_once = 0.0, 0.0, 0.0
+    longest, busiest, in_turn, at_once = 0.0, 0.0, 0.0, 0.0
     bins, ids, solo, through = np.zeros((2, 33)), np.empty(nodes, np.int64), np.empty(nodes), np.empty(nodes)
     for k in range(nodes):
         busiest = max(busiest, send[0, k], receive[0, k])
@@ -270,6 +270,7 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
             for f in range(nodes):
                 solo[f], through[f] = seconds[f, k] if back else seconds[k, f], 0.0
                 if solo[f] > 0.0:
+                    longest = max(longest, solo[f])
                     ids[n] = f
                     n += 1
             if n > 0:
@@ -284,4 +285,4 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                 then[k], then[f] = max(then[k], end), max(then[f], end)
         for k in range(nodes):
             ready[k] = then[k]
-    return seconds, (busiest, at_once, in_turn, ready.max(), ranks.max() * row_out + latency)
+    return seconds, (longest, busiest, at_once, in_turn, ready.max(), ranks.max() * row_out + latency)

@@ -39,21 +39,6 @@ def _up_stages(stages, nodes, pair_ptr, m_balance, m_spread):
 
 
 @njit(cache=True)
-def _add_runs(rows, e, x0, x1, runs, begin, end, wide, per):
-    """Add to entry e what falls into [x0, x1) of the lanes, of runs begin..end."""
-    for h in range(begin, end):
-        part = min(x1, runs[h, 3]) - max(x0, runs[h, 2])
-        if part > 0.0:
-            i, c = int(runs[h, 0]), int(runs[h, 1])
-            part *= runs[h, 4]
-            if wide:
-                rows[e, i * per + c] += part
-            else:
-                rows[e, i] += part
-                rows[e, per + c] += part
-
-
-@njit(cache=True)
 def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per):
     """Rows of each scale-up entry: message by message if `wide`, else out of and into each rank."""
     hand_ptr, hand, on_ptr, on, pass_, get, keep, _ = loads
@@ -72,9 +57,16 @@ def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, o
                 while last + 1 < stop and m_balance[last + 1] == s:
                     last += 1
                 e = first[s] + (k if owner[s] < 0 else 0)
-                _add_runs(
-                    rows, e, m_lo[m] * each, m_hi[last] * each, hand, hand_ptr[p], hand_ptr[p + 1], wide, per
-                )
+                x0, x1 = m_lo[m] * each, m_hi[last] * each
+                for h in range(hand_ptr[p], hand_ptr[p + 1]):
+                    part = (min(x1, hand[h, 3]) - max(x0, hand[h, 2])) * hand[h, 4]
+                    if part > 0.0:
+                        i, c = int(hand[h, 0]), int(hand[h, 1])
+                        if wide:
+                            rows[e, i * per + c] += part
+                        else:
+                            rows[e, i] += part
+                            rows[e, per + c] += part
                 m = last + 1
             whole = 0.0
             for b in range(0 if exact else per):
@@ -88,7 +80,15 @@ def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, o
                 x0, x1 = m_lo[m] * each, m_hi[last] * each
                 m = last + 1
                 if exact:
-                    _add_runs(rows, e, x0, x1, on, on_ptr[p], on_ptr[p + 1], wide, per)
+                    for h in range(on_ptr[p], on_ptr[p + 1]):
+                        part = (min(x1, on[h, 3]) - max(x0, on[h, 2])) * on[h, 4]
+                        if part > 0.0:
+                            b, j = int(on[h, 0]), int(on[h, 1])
+                            if wide:
+                                rows[e, b * per + j] += part
+                            else:
+                                rows[e, b] += part
+                                rows[e, per + j] += part
                     continue
                 sum_ = 0.0
                 for b in range(per):

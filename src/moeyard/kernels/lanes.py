@@ -130,10 +130,10 @@ def _first_lanes(rows_NN, weight_NNM):
 @njit(cache=True)
 def pair_sums(rows_RR, nodes, weight_NNM):
     """rows[k, f] between nodes (zero on the diagonal); by origin [k, f, i]; by target [k, f, j]; where each pair's remainder
-    starts; and a pair that has rows but no lane, or -1, -1."""
+    starts; the most rows of a pair; and a pair that has rows but no lane, or -1, -1."""
     rows, by_origin, by_target = _sums(rows_RR, nodes)
     first, k, f = _first_lanes(rows, weight_NNM)
-    return rows, by_origin, by_target, first, k, f
+    return rows, by_origin, by_target, first, rows.max(), k, f
 
 
 @njit(cache=True)

@@ -357,3 +357,10 @@ def in_pieces(crossing_NN, rows_NN, longest, latency):
                 pieces[k, f] = min(max(n, 1), rows_NN[k, f])
                 seconds[k, f] = crossing_NN[k, f] / pieces[k, f] + latency
     return pieces, seconds
+
+
+@njit(cache=True)
+def pieces_in_order(crossing_NN, rows_NN, longest, latency, unit):
+    """`open_shop` of pairs in pieces that take no longer than `longest`."""
+    pieces, seconds = in_pieces(crossing_NN, rows_NN, longest, latency)
+    return open_shop(seconds, pieces, rows_NN, unit)

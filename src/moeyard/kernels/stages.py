@@ -315,3 +315,11 @@ def staged_form(perms, sizes, rows_NN, work_NN, head, tail, finest, inside):
     early, late = levels_by_stage(stage, lo, hi, head, tail, finest)
     wires = stage[-1] + 1 if len(stage) > 0 else 0
     return assemble(stage, src, dst, lo, hi, early, late, wires, len(rows_NN), inside, False, True, False)
+
+
+@njit(cache=True)
+def chained_form(stage, src, dst, lo, hi, balance_ratio, spread_ratio, finest, inside):
+    """`assemble` of messages that are a stage each, started when both their nodes are free, with batches of each node's own."""
+    early, late = levels_by_node(stage, src, dst, lo, hi, balance_ratio, spread_ratio, finest)
+    wires = stage[-1] + 1 if len(stage) > 0 else 0
+    return assemble(stage, src, dst, lo, hi, early, late, wires, len(finest), inside, True, False, False)

@@ -103,7 +103,9 @@ class Flight:
             port = ports.receive_from[message.peer]
             into = self._buffer(message)
             with self._named(s, message, False):
-                works.append((port.group.recv([into], port.peer, tag), message, False, into, time.monotonic()))
+                works.append(
+                    (port.group.recv([into], port.peer, tag), message, False, into, time.monotonic())
+                )
         for message in step.sends:
             port = ports.send_to[message.peer]
             out = self._buffer(message)

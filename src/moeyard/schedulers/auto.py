@@ -33,7 +33,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     straight = Blocks(cluster, traffic, hashed=False)
     form: Lanes | Blocks = straight
     winner, best, found = "direct", math.inf, dict[str, float]()
-    if cluster.nodes > 1 and pairs.rows_NN.any():
+    if pairs.looks[1].busiest > 0.0:
         form, winner, found = cheapest(_candidates(pairs))
         best = found[winner]
     if best == math.inf or pairs.looks[1].straight <= best:

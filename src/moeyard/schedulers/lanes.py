@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
-from moeyard.forms.lanes import Lanes, Pairs, Wire, order_lanes, staged_lanes
+from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
 from moeyard.kernels.orders import (
     birkhoff,
     heavy_matchings,
     in_list_order,
     in_pieces,
     list_makespan,
-    open_shop,
+    pieces_in_order,
     shifts,
     wave_cuts,
     waves,
 )
-from moeyard.kernels.stages import levels_by_node, levels_by_stage
+from moeyard.kernels.stages import levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 
@@ -30,7 +31,7 @@ Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cann
 
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
-PIECES = 32  # a pair's message takes at most this part of the busiest node's time
+PIECES = 32  # the most into which the busiest node's time is cut
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
 
 
@@ -122,26 +123,37 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
     rows, cluster = pairs.rows_NN, pairs.cluster
     latency, nodes = cluster.scale_out.latency, len(rows)
     if nodes < 2:
-        yield "shunt", 0.0, lambda: _chained(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0))
+        yield (
+            "shunt",
+            0.0,
+            lambda: chained_lanes(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0)),
+        )
         return
     crossing, busiest = pairs.seconds_NN, pairs.busiest
-    if crossing.max() > busiest / PIECES:  # large pairs in pieces, so that balance and spread keep pace
-        pieces, each = in_pieces(crossing, rows, busiest / PIECES, latency)
-        *parts, least = open_shop(each, pieces, rows, 0.001)
-        yield "shunt", least, lambda: _chained(pairs, parts)
-
-    once, seconds = in_pieces(crossing, rows, math.inf, latency)
-    *wire, least = open_shop(seconds, once, rows, 0.001)
-    perms = heavy_matchings(seconds, 0.93)
-    matched = list_makespan(perms, seconds)
-    if matched < least:
-        wire, least = in_list_order(perms, rows, 0), matched
-    yield "shunt", least, lambda: _chained(pairs, wire)
+    *wire, least = pieces_in_order(crossing, rows, math.inf, latency, 0.001)
+    perms = None
+    if least > 1.002 * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
+        seconds = in_pieces(crossing, rows, math.inf, latency)[1]
+        perms = heavy_matchings(seconds, 0.93)
+        matched = list_makespan(perms, seconds)
+        if matched < least:
+            wire, least = in_list_order(perms, rows, 0), matched
+    orders = [(least, wire)]
+    # Large pairs in pieces, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both exposed.
+    exposed = busiest * float(pairs.ratios[0].max() + pairs.ratios[1].max())
+    pieces = max(1.0, min(math.sqrt(exposed / latency), PIECES)) if latency > 0 else PIECES
+    if pairs.looks[1].longest > busiest / pieces:
+        *parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency, 0.001)
+        orders.append((least, parts))
+    for least, messages in sorted(orders, key=lambda order: order[0]):
+        yield "shunt", least, partial(chained_lanes, pairs, messages)
 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
     if group > 1:
+        if perms is None:
+            perms = heavy_matchings(in_pieces(crossing, rows, math.inf, latency)[1], 0.93)
         yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
 
 
@@ -161,11 +173,6 @@ def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, flo
                 best, winner, form = seconds, name, made
     assert form is not None, "no candidates"
     return form, winner, found
-
-
-def _chained(pairs: Pairs, wire: Wire) -> Lanes:
-    """Every message a stage of its own, started when its two nodes are free."""
-    return order_lanes(pairs, wire, levels_by_node(*wire, *pairs.ratios[:3]), per_node=True, barrier=False)
 
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
