@@ -23,7 +23,7 @@ types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
 pytest: $(STAMP)  ## the tests alone
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/runtime tests/lab tests/hf tests/train tests/report tests/core
 
 bench: $(STAMP)  ## planning speed and schedule quality, measured here
 	$(BIN)/python -m bench
