@@ -1,8 +1,10 @@
 """Real ranks on shaped rails: the environment, the rates, what fails, what changes, and what is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -132,7 +134,11 @@ def test_an_interrupted_lab_ends_at_once(rails, tmp_path):
     token = f"interrupt-{os.getpid()}"
     command = [sys.executable, "-m", "moeyard", "lab", "run", "lab-2x2", "--no-warm", "--", str(script)]
     environment = os.environ | {TOKEN: token}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as caller:
+    # A job in the background of a shell may have been started deaf to interrupts.
+    hear = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=hear
+    ) as caller:
         assert "ready" in caller.stdout.readline()
         caller.send_signal(2)
         caller.wait(20)
@@ -153,9 +159,10 @@ def test_an_ordinary_user_can(rails, tmp_path):
     if interpreter is None or not _others_may(HERE):
         pytest.skip("no interpreter of this version, or no checkout, that an ordinary user may read")
     tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == 0 and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055) if "pytest" in folder.name else None
+    for folder in tmp_path.parents:  # down to pytest's own, whatever a worker calls them
+        if folder == Path(tempfile.gettempdir()) or folder.stat().st_uid != 0:
+            break
+        folder.chmod(folder.stat().st_mode | 0o055)
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
