@@ -1,5 +1,6 @@
 """The parts of a training run, each alone."""
 
+import math
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from moeyard.errors import InvalidDemand, InvalidFile, MoeyardError, UnknownName
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.meter import Flown, measured_timeline
 from moeyard.train.options import Options
+from moeyard.train.prepare import check
 from moeyard.train.skew import draw, shares
 from moeyard.train.text import Text
 
@@ -82,8 +84,31 @@ def test_a_message_is_measured_from_both_ends_on_one_clock():
 
 @pytest.mark.parametrize(
     ("wrong", "kind"),
-    [({"modes": ("plane",)}, UnknownName), ({"steps": 0}, MoeyardError), ({"compute": -1.0}, MoeyardError)],
+    [
+        ({"modes": ("plane",)}, UnknownName),
+        ({"scheduler": "faster"}, UnknownName),
+        ({"planner": "prophecy"}, UnknownName),
+        ({"steps": 0}, MoeyardError),
+        ({"compute": -1.0}, MoeyardError),
+        ({"timeout": math.nan}, MoeyardError),
+        ({"learning_rate": math.inf}, MoeyardError),
+    ],
 )
 def test_options_are_checked(wrong, kind):
     with pytest.raises(kind):
         Options("out", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"family": "frob"}, "frob"),
+        ({"config": {"frob": 1}}, "frob"),
+        ({"text": "no-such-file"}, "no-such-file"),
+        ({"skew": "no-such-trace"}, "no-such-trace"),
+        ({"config": {"num_local_experts": 12}, "skew": "mixtral-8"}, "12"),
+    ],
+)
+def test_what_the_ranks_would_stumble_over_is_said_before_there_are_any(wrong, says):
+    with pytest.raises(MoeyardError, match=says):
+        check(Options("out", **wrong))

@@ -266,6 +266,10 @@ class Network:
     def slow(self, node: int, rail: int, factor: float) -> None:
         """Both directions of a nic at `factor` of its rate."""
         self._check_nic(node, rail)
+        if not 0 < factor <= 1:
+            raise InvalidCluster(
+                f"factor must be above 0 and at most 1, got {factor}; `lab break` cuts a rail"
+            )
         rate = self._rate(node, rail) * factor
         self.nodes[node].shape(rail_name(rail), rate, change=True)
         self._switch(node, rail).shape(f"node{node}", rate, change=True)

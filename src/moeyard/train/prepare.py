@@ -18,8 +18,9 @@ from moeyard.bounds import bound
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import MoeyardError
+from moeyard.formats.traces import find_trace
 from moeyard.lower import lower
-from moeyard.model import ModelSpec
+from moeyard.model import ModelSpec, num_experts
 from moeyard.planners import place
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
@@ -27,8 +28,21 @@ from moeyard.traffic import Traffic
 from moeyard.train.options import Options
 
 
+def check(options: Options) -> None:
+    """What the ranks would stumble over, said once and before there are any: the family, its fields, the text, the trace."""
+    from moeyard.train.model import make_config
+    from moeyard.train.skew import shares
+    from moeyard.train.text import Text
+
+    config = make_config(options)
+    Text(options.text)
+    if options.skew is not None:
+        shares(find_trace(options.skew), 0, num_experts(config))
+
+
 def prepare(cluster: Cluster, options: Options) -> None:
     """Plan a small demand in every mode of the run: placement and simulation here, schedules in another process."""
+    check(options)
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
         job.write_bytes(pickle.dumps((cluster, options)))
