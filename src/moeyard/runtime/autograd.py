@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from moeyard.arrays import IntArray
 from moeyard.runtime import faults
 from moeyard.runtime.control import dtype_code
 from moeyard.runtime.exchange import Pending, exchange, start
@@ -122,15 +121,14 @@ def exchange_plan(
         flaw = Flaw(faults.WIDTH, row_bytes, _row_bytes(output))
     splits = yard.agree(
         "all_to_all_single",
-        np.concatenate([sent, received]),
+        [*sent, *received],
         row_bytes=row_bytes,
         dtype=dtype_code(input.dtype),
         grad=torch.is_grad_enabled() and input.requires_grad,
         flaw=flaw,
     )
-    rows_RR = np.ascontiguousarray(splits[:, :size])
-    expected = splits[:, size:].T
-    if (rows_RR != expected).any():
+    rows_RR, expected = splits[:, :size], splits[:, size:].T
+    if not np.array_equal(rows_RR, expected):
         src, dst = np.argwhere(rows_RR != expected)[0].tolist()
         raise Mismatch(
             f"rank {src} -> rank {dst}: rank {src} sends {rows_RR[src, dst]} rows, but rank {dst} expects "
@@ -139,19 +137,18 @@ def exchange_plan(
     return yard.plan(Traffic(rows_RR, max(1, row_bytes)))
 
 
-def _splits(sizes: Sequence[int] | None, rows: int, ranks: int, code: int) -> tuple[IntArray, Flaw | None]:
+def _splits(
+    sizes: Sequence[int] | None, rows: int, ranks: int, code: int
+) -> tuple[Sequence[int], Flaw | None]:
+    """One size per rank, and what is wrong with those given."""
     if sizes is None or len(sizes) == 0:
-        flaw = Flaw(faults.UNEVEN, rows, ranks) if rows % ranks else None
-        return np.full(ranks, rows // ranks, np.int64), flaw
+        return [rows // ranks] * ranks, Flaw(faults.UNEVEN, rows, ranks) if rows % ranks else None
     if len(sizes) != ranks:
-        return np.zeros(ranks, np.int64), Flaw(faults.WRONG_LENGTH, len(sizes), ranks)
-    array = np.array([int(n) for n in sizes], dtype=np.int64)
-    if (array < 0).any():
-        r = int(np.argmax(array < 0))
-        return np.zeros(ranks, np.int64), Flaw(faults.NEGATIVE, r, int(array[r]))
-    if int(array.sum()) != rows:
-        return array, Flaw(code, rows, int(array.sum()))
-    return array, None
+        return [0] * ranks, Flaw(faults.WRONG_LENGTH, len(sizes), ranks)
+    least, total = min(sizes), sum(sizes)
+    if least < 0:
+        return [0] * ranks, Flaw(faults.NEGATIVE, list(sizes).index(least), int(least))
+    return sizes, Flaw(code, rows, int(total)) if total != rows else None
 
 
 def _check_plan(

@@ -62,7 +62,8 @@ def small_digest(*parts: Any) -> int:
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    return DTYPES.get(dtype, 100 + small_digest(str(dtype)) % 1000)
+    code = DTYPES.get(dtype)
+    return 100 + small_digest(str(dtype)) % 1000 if code is None else code
 
 
 @dataclass
@@ -86,13 +87,15 @@ class Control:
     def __init__(self, group: dist.ProcessGroup, size: int, lost: Callable[[str], Exception]) -> None:
         self.group, self.size, self._lost = group, size, lost
         self.room = max(2 * size, 256)
-        self._mine = np.zeros(HEAD + self.room, np.int64)
+        self._out, self._in = torch.zeros((2, size, HEAD + self.room), dtype=torch.int64).unbind()
+        self._mine, self._all = self._out.numpy(), self._in.numpy()  # the same memory
 
     def agree(self, frame: Frame, payload: IntArray) -> IntArray:
         """[rank, value]: the payloads of all ranks, or Mismatch on every rank, naming a pair."""
-        mine, n = self._mine, len(payload)
-        values = (
-            frame.kind,
+        mine, frames, n = self._mine, self._all, len(payload)
+        flaw = frame.flaw or Flaw(0)
+        mine[:, :HEAD] = (
+            KINDS.index(frame.kind),
             frame.call,
             frame.config,
             frame.history,
@@ -100,33 +103,28 @@ class Control:
             frame.dtype,
             frame.grad,
             frame.site,
+            n,
+            flaw.code,
+            flaw.a,
+            flaw.b,
         )
-        mine[0] = KINDS.index(frame.kind)
-        mine[1:8] = values[1:]
-        mine[8] = n
-        flaw = frame.flaw or Flaw(0)
-        mine[9:HEAD] = flaw.code, flaw.a, flaw.b
         fits = n <= self.room
         if fits:
-            mine[HEAD : HEAD + n] = payload
-        frames = self.gather(mine)
+            mine[:, HEAD : HEAD + n] = payload
+        self._finished(lambda: self._all_to_all(self._in, self._out))
         self._check(frames)
-        if fits:
-            return frames[:, HEAD : HEAD + n]
-        return self.gather(payload)
+        return frames[:, HEAD : HEAD + n].copy() if fits else self.gather(payload)
 
     def agree_digest(self, digest: int) -> Callable[[], None]:
         """Start comparing one number; call the result to finish: Mismatch unless it is equal on all ranks."""
+        out = torch.empty((self.size, 1), dtype=torch.int64)
         try:
-            out, work = self._start(torch.tensor([digest], dtype=torch.int64))
+            work = self._all_to_all(out, torch.full_like(out, digest))
         except RuntimeError as error:
             raise self._lost(str(error)) from error
 
         def finish() -> None:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._lost(str(error)) from error
+            self._finished(lambda: work)
             found = out.numpy()[:, 0]
             if (found != found[0]).any():
                 a, b = odd_pair(found)
@@ -139,23 +137,28 @@ class Control:
 
     def gather(self, values: IntArray) -> IntArray:
         """[rank, value]. Lengths must agree."""
-        try:
-            out, work = self._start(torch.from_numpy(np.ascontiguousarray(values)))
-            work.wait()
-        except RuntimeError as error:
-            raise self._lost(str(error)) from error
+        out = torch.empty((self.size, len(values)), dtype=torch.int64)
+        mine = torch.from_numpy(np.ascontiguousarray(values)).expand_as(out)
+        self._finished(lambda: self._all_to_all(out, mine.contiguous()))
         return out.numpy()
 
-    def _start(self, mine: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """gloo gathers round a ring, one latency a rank; a few ranks are quicker all to all, in one."""
-        out = torch.empty((self.size, len(mine)), dtype=torch.int64)
+    def _all_to_all(self, out: torch.Tensor, mine: torch.Tensor) -> Any:
+        """`mine` has the same row for every rank. gloo gathers round a ring, one latency a rank; a few ranks are quicker
+        all to all, in one."""
         if self.size <= DIRECT:
-            return out, self.group.alltoall_base(out, mine.repeat(self.size, 1), [], [])
-        return out, self.group._allgather_base(out.view(-1), mine)
+            return self.group.alltoall_base(out, mine, [], [])
+        return self.group._allgather_base(out.view(-1), mine[0])
+
+    def _finished(self, work: Callable[[], Any]) -> None:
+        """Start if need be, and wait; a backend's error becomes the one that names the ranks."""
+        try:
+            work().wait()
+        except RuntimeError as error:
+            raise self._lost(str(error)) from error
 
     def _check(self, frames: IntArray) -> None:
         n = len(FIELDS)
-        if not frames[:, n].any() and (frames[:, :n] == frames[0, :n]).all():
+        if frames[0, n] == 0 and (frames[:, : n + 1] == frames[0, : n + 1]).all():
             return
         flawed = np.flatnonzero(frames[:, len(FIELDS)])
         for i, field in enumerate(FIELDS[:2]):  # a rank in another call has other arguments: say that first

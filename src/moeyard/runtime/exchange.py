@@ -202,13 +202,14 @@ def start(
     agreed: bool = False,
 ) -> Pending:
     """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
-    tag = yard.next_tag(plan, backward)
     if source.device.type == "cuda":
         from moeyard.runtime.streams import start_on_streams
 
+        yard.check_open()
         return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))
     if yard.collective is not None or (agreed and plan.at_once):
-        return _all_at_once(yard, plan, backward, as_rows(output), as_rows(source))
+        return _all_at_once(yard, plan, backward, output, source)
+    tag = yard.next_tag(plan, backward)
     flight = Flight(yard, plan, backward, as_rows(output), as_rows(source), tag)
     future = yard.flights.submit(flight.run)
     return Pending(future.result)
@@ -234,8 +235,11 @@ def exchange(
     Flight(yard, plan, backward, as_rows(output), as_rows(source), tag).run()
 
 
-def _all_at_once(yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows) -> Pending:
+def _all_at_once(
+    yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor
+) -> Pending:
     """The backend's own all-to-all: by request, and on one node, where a plan is one stage of whole blocks, as it is."""
+    yard.check_open()
     if yard.observer is not None and yard.collective is None:
         steps = plan.steps(backward)
         for message in steps.steps[0].sends if steps.steps else ():

@@ -135,7 +135,7 @@ class Plan:
     def backward(self) -> Steps:
         return Steps(lower(self.schedule.reversed(), self.rank))
 
-    @property
+    @cached_property
     def at_once(self) -> bool:
         """One stage inside one node: every block whole, from origin to target, all together."""
         cluster = self.schedule.cluster
