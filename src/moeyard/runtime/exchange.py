@@ -1,8 +1,8 @@
 """The interpreter: one rank's program, carried out on gloo.
 
 A stage is issued when the rank has done every stage in its `after`: receives first, then sends. gloo holds a sender back
-until its receive is posted, so a message starts when both ends are ready, as the plan says. Scale-up and scale-out
-stages are two lanes, each in stage order; every wait is for a lower stage, so nothing deadlocks.
+until its receive is posted, so a message starts when both ends are ready, as the plan says. gloo tells nobody that a message
+is done but who waits for it, so each chain of stages has a thread; every wait is for a lower stage, so nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -58,42 +58,53 @@ class Flight:
         self._works: list[list[tuple[Any, Message, bool, torch.Tensor, float]]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._failed: BaseException | None = None
-        self._two_lanes = bool(self.steps.up and self.steps.out)
-        if self._two_lanes:
-            self._issued = [threading.Event() for _ in range(count)]
-            self._locks = [threading.Lock() for _ in range(count)]
+        self._issued = [threading.Event() for _ in range(count)]
+        self._locks = [threading.Lock() for _ in range(count)]
 
     def run(self) -> None:
-        """Everything, in this thread and one more where both networks are used. Gives back the scratch memory."""
+        """Everything: in this thread, and one more for each chain beyond the first. Gives back the scratch memory."""
         try:
-            if not self._two_lanes:
-                self._lane(self.steps.up or self.steps.out)
-            else:
-                other: Future[None] = self.yard.threads.submit(self._lane, self.steps.up)
-                try:
-                    self._lane(self.steps.out)
-                finally:
+            self._guarded(self._begin)
+            first, *more = self.steps.chains or [[]]
+            others: list[Future[None]] = [
+                self.yard.threads.submit(self._guarded, self._walk, c) for c in more
+            ]
+            try:
+                self._guarded(self._walk, first)
+            finally:
+                for other in others:
                     other.exception()  # always joined: nothing may touch the buffers after an error
-                other.result()
+            if self._failed is not None:
+                raise self._failed
+            for s in range(len(self._done)):
+                self._finish(s)
             if self.yard.recorder is not None:
                 self.yard.recorder(self.plan, self.backward, self._began, time.monotonic(), self._marks)
         finally:
             if self._arena is not None and self._failed is None:
                 self.yard.arena.give(self._arena)
 
-    def _lane(self, stages: list[int]) -> None:
-        try:
-            for s in stages:
-                for earlier in self.steps.steps[s].after:
-                    self._finish(earlier)
+    def _begin(self) -> None:
+        """Whatever waits for nothing."""
+        for s, step in enumerate(self.steps.steps):
+            if not step.after:
                 self._issue(s)
-            for s in stages:
-                self._finish(s)
+
+    def _walk(self, chain: list[int]) -> None:
+        for s in chain:
+            for earlier in self.steps.steps[s].after:
+                self._finish(earlier)
+            self._issue(s)
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        """The first error stops every chain."""
+        try:
+            work(*arguments)
         except BaseException as error:
-            self._failed = error
-            if self._two_lanes:
-                for event in self._issued:
-                    event.set()
+            if self._failed is None:
+                self._failed = error
+            for event in self._issued:
+                event.set()
             raise
 
     def _issue(self, s: int) -> None:
@@ -115,14 +126,9 @@ class Flight:
                 self.yard.observer(step.number, self.yard.rank, message.peer, message.rows, port.rail)
             with self._named(s, message, True):
                 works.append((port.group.send([out], port.peer, tag), message, True, out, time.monotonic()))
-        if self._two_lanes:
-            self._issued[s].set()
+        self._issued[s].set()
 
     def _finish(self, s: int) -> None:
-        if not self._two_lanes:
-            if not self._done[s]:
-                self._complete(s)
-            return
         self._issued[s].wait()
         with self._locks[s]:
             if self._failed is not None:

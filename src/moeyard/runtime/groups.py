@@ -25,7 +25,7 @@ from moeyard.runtime.control import Control, Frame, share_views, small_digest
 from moeyard.runtime.detect import detect_cluster, lab_place, own_view
 from moeyard.runtime.exchange import Recorder
 from moeyard.runtime.faults import ExchangeError, Flaw, RailLost, RankLost, Watch, accuse
-from moeyard.runtime.plans import Plan, PlanCache, cluster_digest, plan_digest
+from moeyard.runtime.plans import CHAINS, Plan, PlanCache, cluster_digest, plan_digest
 from moeyard.runtime.rails import Meeting, common_rail, dead_in_group, hear, own_nic, without
 from moeyard.schedulers import SCHEDULERS, schedule
 from moeyard.traffic import Traffic
@@ -117,14 +117,14 @@ class Yard:
         self._fellows = _distinct(views, "dense")
         self.plans, self.arena, self.workspace = PlanCache(), Arena(), Workspace()
         streams: Any = torch.cuda.Stream
-        self.lanes = [streams(self.device) for _ in range(2)] if self.device.type == "cuda" else []
+        self.lanes = [streams(self.device) for _ in range(1 + CHAINS)] if self.device.type == "cuda" else []
         self._fault_lock = threading.Lock()
         self._open()
 
     def _open(self) -> None:
         """Everything that a lost rail takes with it: at start, and anew after `recover`."""
         self._make_groups()
-        self.threads = ThreadPoolExecutor(8, thread_name_prefix="moeyard-lane")
+        self.threads = ThreadPoolExecutor(9 * CHAINS, thread_name_prefix="moeyard-chain")
         self.flights = ThreadPoolExecutor(8, thread_name_prefix="moeyard-flight")
         self._calls, self._tags, self._history = 0, 0, 0
         self._state = "idle"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,8 @@ from moeyard.lower import lower
 from moeyard.program import Program
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
+
+CHAINS = 6  # of one exchange, walked side by side
 
 
 def plan_digest(schedule: Schedule) -> int:
@@ -88,8 +91,7 @@ class Steps:
             )
             for s in range(len(numbers))
         )
-        self.up = [s for s, out in enumerate(outs) if not out]
-        self.out = [s for s, out in enumerate(outs) if out]
+        self.chains = chains(self.steps)
 
     def _messages(self, program: Program) -> list[Message]:
         peers, rows, run_ptr = program.peer.tolist(), program.rows.tolist(), program.run_ptr.tolist()
@@ -115,6 +117,25 @@ class Steps:
                 self.staged_rows += rows[m]
             messages.append(Message(peer, rows[m], tuple(runs), staged))
         return messages
+
+
+def chains(steps: Sequence[Step]) -> list[list[int]]:
+    """Own stages that wait for others, as chains to be walked side by side: a stage follows one that it waits for anyway, so none
+    is held up by another. Where that takes more than CHAINS, the rest join the chain of their network, still in stage order."""
+    found: list[list[int]] = []
+    for s, step in enumerate(steps):
+        if not step.after:
+            continue
+        fit = [chain for chain in found if chain[-1] in step.after]
+        if not fit and len(found) < CHAINS:
+            fit = [[]]
+            found += fit
+        best = max(
+            fit or found,
+            key=lambda chain: chain and (steps[chain[-1]].scale_out == step.scale_out, chain[-1]),
+        )
+        best.append(s)
+    return found
 
 
 class Plan:

@@ -28,11 +28,13 @@ class Queue:
         program = self.steps.program
         width = source.shape[1]
         self._caller = torch.cuda.current_stream(source.device)
-        self._lanes = yard.lanes
+        chains = self.steps.chains
+        follows = {s: yard.lanes[1 + c] for c, chain in enumerate(chains) for s in chain}
+        self._lane = [follows.get(s, yard.lanes[0]) for s in range(len(self.steps.steps))]
         relay = source.new_empty(program.relay_rows, width)
         self._staging = source.new_empty(self.steps.staged_rows, width)
         self._spaces: dict[int, Rows] = {INPUT: source, RELAY: relay, OUTPUT: output}
-        for lane in self._lanes:
+        for lane in yard.lanes[: 1 + len(chains)]:
             lane.wait_stream(self._caller)
             for tensor in (source, output, relay, self._staging):
                 tensor.record_stream(lane)
@@ -44,7 +46,7 @@ class Queue:
 
     def put(self) -> None:
         for s, step in enumerate(self.steps.steps):
-            lane = self._lanes[step.scale_out]
+            lane = self._lane[s]
             for earlier in step.after:
                 self._finish(earlier, lane)
             with torch.cuda.stream(lane):
@@ -84,7 +86,7 @@ class Queue:
         event = self._events[s]
         if event is None:
             step = self.steps.steps[s]
-            lane = self._lanes[step.scale_out]
+            lane = self._lane[s]
             with torch.cuda.stream(lane):
                 for work in self._works[s]:
                     work.wait()
