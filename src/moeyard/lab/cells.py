@@ -112,10 +112,11 @@ def _actions(
     return actions, chosen
 
 
-def measure_rates(repeat: int, timeout: float, sizes: tuple[int, int] = (1 << 16, 1 << 20)) -> dict[str, Any]:
+def measure_rates(repeat: int, timeout: float, sizes: tuple[int, int] = (1 << 18, 1 << 21)) -> dict[str, Any]:
     """Latency and rate of scale-up and of every nic, and how much longer a nic takes with several messages at once.
 
-    flows: [messages per nic and direction, slowdown], all nics busy alike.
+    flows: [messages per nic and direction, slowdown], all nics busy alike. sizes: the rate is that between these; the smaller is
+    beyond what a shaped link lets pass at once.
     """
     start()
     with Yard(timeout=timeout) as yard:
