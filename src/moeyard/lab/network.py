@@ -25,6 +25,9 @@ from moeyard.lab.spaces import Refused
 
 BURST = 64 << 10  # bytes; less would split 64 KiB packets
 LIMIT = 64 << 20  # bytes of queue: a shallow one drops, and a retransmission costs more than the wait
+HELD = (
+    128 << 10
+)  # bytes that a socket takes before they leave: a send is done when its message has nearly arrived, as with RDMA
 MANAGEMENT = "mgmt"
 WIRE = 1514 / 1448  # bytes on the wire for one of payload
 _ROUTER = 254
@@ -242,11 +245,16 @@ class Network:
             self.notes.append(text)
 
     def _tune(self) -> None:
-        """Deep queues want a patient TCP. What the kernel does not have is noted, not fatal."""
+        """Deep queues want a patient TCP, and a send that is done a shallow socket. What the kernel does not have is noted, not fatal."""
+        wan = self.cluster.wan
+        held = (
+            HELD if wan is None else max(HELD, int(4 * wan.bandwidth * wan.latency))
+        )  # two round trips' worth
+        wanted = _SYSCTLS | {"ipv4/tcp_wmem": f"4096 {held} {held}"}
         for space in self.nodes:
             spaces.enter_net(space.handle)
             try:
-                missing = [name for name, value in _SYSCTLS.items() if not _sysctl(name, value)]
+                missing = [name for name, value in wanted.items() if not _sysctl(name, value)]
             finally:
                 spaces.enter_net(self._home)
         if missing:
