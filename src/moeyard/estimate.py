@@ -35,15 +35,10 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
 def estimate_lanes(form: Lanes) -> float:
     """Node by node: a wire message is as slow as its slowest lane, a scale-up stage as its busiest port."""
     pairs, cluster, stages = form.pairs, form.pairs.cluster, form.stages
-    row = float(pairs.traffic.row_bytes)
-    wan = cluster.wan or cluster.scale_out
     return float(
         lanes_makespan(
             pairs.local, pairs.rows_NN, pairs.loads, len(stages), form.local_stage, stages.after_ptr, stages.after,
-            form.pair_ptr, form.stage, form.lo, form.hi, form.balance, form.spread,
-            (row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth, row / wan.bandwidth),
-            (cluster.scale_up.latency, cluster.scale_out.latency, wan.latency),
-            cluster.nodes_per_datacenter, cluster.contention.law, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
+            form.pair_ptr, form.messages, *pairs.prices, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
         )
     )  # fmt: skip
 

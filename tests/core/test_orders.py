@@ -60,7 +60,7 @@ def test_heavy_matchings_hold_every_pair_once(rows, step):
 def test_the_open_shop_list_starts_each_message_when_both_ends_are_free(rows):
     pieces = np.minimum(rows, 2)
     seconds = np.where(rows > 0, rows / np.maximum(pieces, 1) + 3.0, 0.0)
-    stage, src, dst, lo, hi, makespan = orders.open_shop(seconds, pieces, rows, 0.001)
+    (stage, src, dst, lo, hi), makespan = orders.open_shop(seconds, pieces, rows, 0.001)
     out_free, in_free, seen, moved = (
         np.zeros(len(rows)),
         np.zeros(len(rows)),
@@ -97,7 +97,7 @@ def test_stage_names_are_earlier_and_ascending():
     src, dst = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 2, 0, 2, 0, 1])
     lo, hi, level = np.zeros(6, np.int64), np.full(6, 4), np.zeros(6, np.int64)
     scale_out, ptr, after, local, *_ = assemble(
-        np.arange(6), src, dst, lo, hi, level, level, 6, 3, True, True, False, False
+        np.stack([np.arange(6), src, dst, lo, hi]), level, level, 6, 3, True, True, False, False
     )
     assert scale_out.sum() == 6
     assert not scale_out[local]

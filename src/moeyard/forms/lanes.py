@@ -20,9 +20,7 @@ from moeyard.kernels.tables import sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
-Wire = tuple[
-    IntArray, IntArray, IntArray, IntArray, IntArray
-]  # wire stage, k, f, lo, hi of messages in issue order
+Wire = IntArray  # [5, message]: wire stage, k, f, lo, hi, in issue order
 
 MOST = 2**31  # rows of a node pair: their products must fit 64 bits
 
@@ -116,13 +114,13 @@ class Pairs:
         return inside, rows
 
     @cached_property
-    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float]]:
-        """How the batches of balance and spread grow, and the finest of them: per node, and common to all; see
-        `scale_up_ratios`."""
+    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float], float]:
+        """How the batches of balance and spread grow, and the finest of them: per node, and common to all; and what of both is
+        exposed at most. See `scale_up_ratios`."""
         row, cluster = float(self.traffic.row_bytes), self.cluster
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
-        early, late, finest, common = scale_up_ratios(
+        early, late, finest, common, exposed = scale_up_ratios(
             self.rows_NN,
             self.by_origin,
             self.by_target,
@@ -132,23 +130,27 @@ class Pairs:
             out,
             latency,
         )
-        return early, late, finest, common
+        return early, late, finest, common, exposed
+
+    @cached_property
+    def prices(self) -> tuple[tuple[float, ...], tuple[float, ...], int, tuple[float, float, float]]:
+        """Seconds of a row and of a message on scale-up, scale-out and wan; nodes to a datacenter; the contention law."""
+        row, cluster = float(self.traffic.row_bytes), self.cluster
+        ports = (cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out)
+        rates, latencies = tuple(row / p.bandwidth for p in ports), tuple(p.latency for p in ports)
+        return rates, latencies, cluster.nodes_per_datacenter, cluster.contention.law
 
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Messages sorted by pair, in issue order: message m carries rows [lo, hi) of its pair in stage `stage`, fed by
-    stage `balance` inside the sending node and passed on in stage `spread` inside the receiving one."""
+    """Messages sorted by pair, in issue order: each carries rows [lo, hi) of its pair in stage `stage`, fed by stage `balance`
+    inside the sending node and passed on in stage `spread` inside the receiving one."""
 
     pairs: Pairs
     stages: Stages
     local_stage: int
     pair_ptr: IntArray
-    stage: IntArray
-    lo: IntArray
-    hi: IntArray
-    balance: IntArray
-    spread: IntArray
+    messages: IntArray  # [5, message]: stage, lo, hi, balance, spread
 
     @property
     def num_ranks(self) -> int:
@@ -169,14 +171,14 @@ class Lanes:
         pairs, cluster = self.pairs, self.pairs.cluster
         return (
             pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
-            self.local_stage, self.pair_ptr, self.stage, self.lo, self.hi, self.balance, self.spread,
+            self.local_stage, self.pair_ptr, self.messages,
         )  # fmt: skip
 
     @property
     def _room(self) -> int:
         """About how many transfers a rank sends or receives."""
-        cluster = self.pairs.cluster
-        return 64 + 12 * cluster.nodes + 8 * len(self.stage) // cluster.nodes + 2 * cluster.ranks_per_node
+        cluster, count = self.pairs.cluster, int(self.messages.shape[1])
+        return 64 + 12 * cluster.nodes + 8 * count // cluster.nodes + 2 * cluster.ranks_per_node
 
     def _part(self, receive: bool, rank: int) -> IntArray:
         table: IntArray = lane_part(receive, len(self.stages), self._room, rank, *self._arrays)
@@ -203,15 +205,10 @@ def order_lanes(
 
     `waves`: so many wire stages, each with its scale-up stages, whether or not it has rows; 0: as many as are used.
     """
-    stage, src, dst, lo, hi = wire
     cluster = pairs.cluster
-    wires = waves or (int(stage[-1]) + 1 if len(stage) else 0)
+    wires = waves or (int(wire[0, -1]) + 1 if wire.size else 0)
     scale_out, after_ptr, after, local, *messages = assemble(
-        stage,
-        src,
-        dst,
-        lo,
-        hi,
+        wire,
         *levels,
         wires,
         cluster.nodes,
@@ -235,5 +232,5 @@ def staged_lanes(pairs: Pairs, perms: IntArray, sizes: IntArray, work_NN: IntArr
 def chained_lanes(pairs: Pairs, wire: Wire) -> Lanes:
     """The form of messages that are a stage each, started when their two nodes are free."""
     inside = pairs.cluster.ranks_per_node > 1
-    scale_out, after_ptr, after, local, *messages = chained_form(*wire, *pairs.ratios[:3], inside)
+    scale_out, after_ptr, after, local, *messages = chained_form(wire, *pairs.ratios[:3], inside)
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)

@@ -183,12 +183,13 @@ def _wide_entry(rows, e, free, base, inside, u, rest, lat_up, row_up, finish):
 
 @njit(cache=True)
 def lanes_makespan(
-    local, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread, rates,
+    local, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, messages, rates,
     latencies, nodes_per_dc, law, first_NN, to_NNM, weight_NNM, carrier,
 ):  # fmt: skip
     """Seconds until the last row of the lanes form has arrived. One long loop over the stages: array arguments of a call would
     cost more than what is in it."""
     nodes, _, nics = to_NNM.shape
+    m_stage, m_lo, m_hi, m_balance, m_spread = messages[0], messages[1], messages[2], messages[3], messages[4]
     inside, local_rows = local
     per, row_up, lat_up = local_rows.shape[1] // 2, rates[0], latencies[0]
     wide = nodes <= WIDE and loads[4].shape[2] == 0

@@ -228,9 +228,10 @@ def _group_end(pair_ptr, p, m, feed):
 @njit(cache=True)
 def lane_sends(
     out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-    pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    pair_ptr, messages,
 ):  # fmt: skip
     """Write the transfers that leave `rank` into `out`; returns how many there are (more than fit: call again)."""
+    m_stage, m_lo, m_hi, m_balance, m_spread = messages[0], messages[1], messages[2], messages[3], messages[4]
     nodes, _, nics = to_NNM.shape
     per = len(rows_RR) // nodes
     k, me = rank // per, rank % per
@@ -296,9 +297,10 @@ def lane_sends(
 @njit(cache=True)
 def lane_receives(
     out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-    pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    pair_ptr, messages,
 ):  # fmt: skip
     """Write the transfers that reach `rank` into `out`; returns how many there are (more than fit: call again)."""
+    m_stage, m_lo, m_hi, m_balance, m_spread = messages[0], messages[1], messages[2], messages[3], messages[4]
     nodes, _, nics = to_NNM.shape
     per = len(rows_RR) // nodes
     k, me = rank // per, rank % per
@@ -380,7 +382,7 @@ def lane_receives(
 @njit(cache=True)
 def lane_part(
     receive, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-    pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+    pair_ptr, messages,
 ):  # fmt: skip
     """The transfers that reach (`receive`) or leave a rank, sorted by stage and peer. `room`: how many there may be."""
     while True:
@@ -388,12 +390,12 @@ def lane_part(
         if receive:
             n = lane_receives(
                 out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-                pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+                pair_ptr, messages,
             )  # fmt: skip
         else:
             n = lane_sends(
                 out, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-                pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+                pair_ptr, messages,
             )  # fmt: skip
         if n <= room:
             return sort_messages(out[:n], stages, len(rows_RR), SRC if receive else DST)

@@ -129,8 +129,8 @@ def scale_up_ratios(rows_NN, by_origin, by_target, capacity_NN, carrier, row_up,
 
     A ratio is time inside the node over time on the wire, on the whole or for the worst pair with a sixteenth of the rows,
     within [1/4, 1]. A pair counts with its busiest port; a hot target's rows come in one run, so for the length of it all are
-    for it. The finest batch crosses in two latencies, and holds at least 1/48. Last the same three for batches common to
-    all nodes: a node's ratio counts by its share of the longest time on the wire.
+    for it. The finest batch crosses in two latencies, and holds at least 1/48. Then the same three for batches common to
+    all nodes: a node's ratio counts by its share of the longest time on the wire. Last the largest two ratios, added.
     """
     nodes, _, per = by_origin.shape
     own = np.zeros(per, np.bool_)
@@ -181,7 +181,7 @@ def scale_up_ratios(rows_NN, by_origin, by_target, capacity_NN, carrier, row_up,
     for k in range(nodes):
         head = max(head, early[k] * finest / wire[k])
         tail = max(tail, late[k] * finest / wire[k])
-    return early, late, wire, (head, tail, finest)
+    return early, late, wire, (head, tail, finest), early.max() + late.max()
 
 
 @njit(cache=True)

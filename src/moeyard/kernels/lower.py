@@ -219,14 +219,13 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
 @njit(cache=True)
 def lower_lanes(rank, room, stages, after_ptr, after, form):
     """`lower_tables` of the lanes form, without a way through Python in between."""
-    (rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage, pair_ptr, m_stage, m_lo, m_hi, m_balance,
-     m_spread) = form  # fmt: skip
+    (rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage, pair_ptr, messages) = form  # fmt: skip
     sends = lane_part(
         False, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-        pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+        pair_ptr, messages,
     )  # fmt: skip
     receives = lane_part(
         True, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-        pair_ptr, m_stage, m_lo, m_hi, m_balance, m_spread,
+        pair_ptr, messages,
     )  # fmt: skip
     return lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after)

@@ -226,8 +226,7 @@ def open_shop(seconds_NN, pieces_NN, rows_NN, lookahead):
     pending = pieces_NN.copy()
     count = pending.sum(axis=1)
     total = count.sum()
-    src, dst = np.empty(total, np.int64), np.empty(total, np.int64)
-    lo, hi = np.empty(total, np.int64), np.empty(total, np.int64)
+    wire = np.empty((5, total), np.int64)
     for n in range(total):
         k = -1
         for i in range(nodes):
@@ -249,10 +248,11 @@ def open_shop(seconds_NN, pieces_NN, rows_NN, lookahead):
         in_left[chosen] -= seconds_NN[k, chosen]
         rows, pieces = rows_NN[k, chosen], pieces_NN[k, chosen]
         piece = pieces - pending[k, chosen]
-        src[n], dst[n], lo[n], hi[n] = k, chosen, rows * piece // pieces, rows * (piece + 1) // pieces
+        wire[0, n], wire[1, n], wire[2, n] = n, k, chosen
+        wire[3, n], wire[4, n] = rows * piece // pieces, rows * (piece + 1) // pieces
         pending[k, chosen] -= 1
         count[k] -= 1
-    return np.arange(total), src, dst, lo, hi, max(out_free.max(), in_free.max())
+    return wire, max(out_free.max(), in_free.max())
 
 
 @njit(cache=True)
@@ -274,9 +274,7 @@ def in_list_order(perms, rows_NN, group):
     """Wire messages of whole pairs in the order of the permutations: one stage each (group 0), or one stage for `group`
     permutations."""
     nodes = len(rows_NN)
-    room = nodes * nodes
-    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    lo, hi = np.zeros(room, np.int64), np.empty(room, np.int64)
+    wire = np.zeros((5, nodes * nodes), np.int64)
     n = 0
     stages = -1
     last = -1
@@ -288,9 +286,9 @@ def in_list_order(perms, rows_NN, group):
                 if part != last:
                     last = part
                     stages += 1
-                stage[n], src[n], dst[n], hi[n] = stages, k, f, rows_NN[k, f]
+                wire[0, n], wire[1, n], wire[2, n], wire[4, n] = stages, k, f, rows_NN[k, f]
                 n += 1
-    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
+    return wire[:, :n].copy()
 
 
 @njit(cache=True)
@@ -298,9 +296,7 @@ def waves(rows_NN, least_NN, cuts):
     """Wire messages of pairs that all go at once, in waves that end at `cuts`, in 64ths of the rows. Pairs of fewer than
     `least` rows go whole, in the first."""
     nodes = len(rows_NN)
-    room = len(cuts) * nodes * nodes
-    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
+    wire = np.empty((5, len(cuts) * nodes * nodes), np.int64)
     n = 0
     for w in range(len(cuts)):
         for k in range(nodes):
@@ -310,9 +306,9 @@ def waves(rows_NN, least_NN, cuts):
                 if rows < least_NN[k, f]:
                     first, last = (0, rows) if w == 0 else (0, 0)
                 if first < last:
-                    stage[n], src[n], dst[n], lo[n], hi[n] = w, k, f, first, last
+                    wire[0, n], wire[1, n], wire[2, n], wire[3, n], wire[4, n] = w, k, f, first, last
                     n += 1
-    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
+    return wire[:, :n].copy()
 
 
 @njit(cache=True)

@@ -1,6 +1,6 @@
 """From an order of wire messages to numbered stages with their `after`.
 
-Wire messages come in issue order as arrays (wire stage, k, f, lo, hi): rows [lo, hi) of the pair k -> f. Each needs the
+Wire messages come in issue order as the columns of wire[5, message] (wire stage, k, f, lo, hi): rows [lo, hi) of the pair k -> f. Each needs the
 rows handed over to its carriers by then (a balance stage), and what it brings is passed on inside the receiving node
 (a spread stage). These scale-up stages come in a few sizes, growing at the start and shrinking at the end, so that
 almost nothing of them is exposed.
@@ -19,9 +19,7 @@ def matchings_in_order(perms, sizes, rows_NN, work_NN):
     """Wire messages (stage, k, f, lo, hi) of a sum of permutations: each stage moves `sizes` of work of every pair it
     names, in rows of what is really left of it."""
     nodes = len(rows_NN)
-    room = len(perms) * nodes
-    stage, src, dst = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    lo, hi = np.empty(room, np.int64), np.empty(room, np.int64)
+    wire = np.empty((5, len(perms) * nodes), np.int64)
     moved = np.zeros((nodes, nodes), np.int64)  # work, not rows
     n = 0
     stages = 0
@@ -36,11 +34,11 @@ def matchings_in_order(perms, sizes, rows_NN, work_NN):
             moved[k, f] = b
             first, last = rows_NN[k, f] * a // work, rows_NN[k, f] * b // work
             if first < last:
-                stage[n], src[n], dst[n], lo[n], hi[n] = stages, k, f, first, last
+                wire[0, n], wire[1, n], wire[2, n], wire[3, n], wire[4, n] = stages, k, f, first, last
                 n += 1
         if n > begin:
             stages += 1
-    return stage[:n], src[:n], dst[:n], lo[:n], hi[:n]
+    return wire[:, :n].copy()
 
 
 @njit(cache=True)
@@ -60,8 +58,9 @@ def _edges(ratios, finest):
 
 
 @njit(cache=True)
-def levels_by_stage(w_stage, w_lo, w_hi, head, tail, finest):
+def levels_by_stage(wire, head, tail, finest):
     """Balance and spread batch of each message, common to all nodes, by the largest message of each stage."""
+    w_stage, w_lo, w_hi = wire[0], wire[3], wire[4]
     stages = w_stage[-1] + 1 if len(w_stage) > 0 else 0
     size = np.zeros(stages)
     for m in range(len(w_stage)):
@@ -87,11 +86,12 @@ def levels_by_stage(w_stage, w_lo, w_hi, head, tail, finest):
 
 
 @njit(cache=True)
-def levels_by_node(w_stage, w_src, w_dst, w_lo, w_hi, balance_ratio, spread_ratio, finest):
+def levels_by_node(wire, balance_ratio, spread_ratio, finest):
     """Balance batch by what the sender has sent in earlier stages, spread batch by what the receiver gets in later ones.
 
     ratio[k]: time of all the balance (spread) at node k over its time on the wire.
     """
+    w_stage, w_src, w_dst, w_lo, w_hi = wire[0], wire[1], wire[2], wire[3], wire[4]
     nodes = len(finest)
     out_whole, in_whole = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for m in range(len(w_src)):
@@ -193,8 +193,8 @@ def _bucketed(keys, buckets):
 
 
 @njit(cache=True)
-def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, inside, per_node, barrier, fixed):
-    """Number the stages, say what each waits for, and sort the messages by pair.
+def assemble(wire, early, late, wires, nodes, inside, per_node, barrier, fixed):
+    """Number the stages, say what each waits for, and sort the messages by pair: their stage, lo, hi, balance, spread.
 
     `inside`: nodes have more than one rank. `per_node`: every node has scale-up stages of its own; else they are common.
     A node's balance stages follow one another, and so do its spread stages, after the rows that stay inside; a balance never
@@ -202,17 +202,18 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
     sender's previous send and the receiver's previous receive only. `fixed`: every wire stage has its scale-up stages
     (levels count wire stages), rows or not, so that no number depends on the traffic.
     """
+    w_stage, w_src, w_dst = wire[0], wire[1], wire[2]
     groups = nodes if per_node else 1
     levels = max(1, wires) if fixed else 1
     for m in range(len(w_src)):
         levels = max(levels, early[m] + 1, late[m] + 1)
-    balance, local, wire, spread, count = _number(
+    balance, local, number, spread, count = _number(
         w_stage, w_src, w_dst, early, late, wires, groups, levels, inside, fixed
     )
     kind = np.full(count, -1, np.int64)  # which group's scale-up stage, `groups` for local, below 0 for ~wire
     level = np.zeros(count, np.int64)
     for w in range(wires):
-        kind[wire[w]] = ~w
+        kind[number[w]] = ~w
     if inside:
         kind[local] = groups
     for g in range(groups):
@@ -259,7 +260,7 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
             last_spread[kind[s]] = s
             bucket = kind[s] * levels + level[s] - 1
             for e in range(feed_ptr[bucket], feed_ptr[bucket + 1]):
-                named[c] = wire[w_stage[feed[e]]]
+                named[c] = number[w_stage[feed[e]]]
                 c += 1
         else:
             scale_out[s] = True
@@ -286,40 +287,27 @@ def assemble(w_stage, w_src, w_dst, w_lo, w_hi, early, late, wires, nodes, insid
         ptr[s + 1] = n
 
     pair_ptr, order = _bucketed(w_src * nodes + w_dst, nodes * nodes)
-    m_stage, m_balance, m_spread = np.empty_like(w_stage), np.empty_like(w_stage), np.empty_like(w_stage)
-    m_lo, m_hi = np.empty_like(w_lo), np.empty_like(w_hi)
+    messages = np.empty((5, len(order)), np.int64)
     for i in range(len(order)):
         m = order[i]
-        m_lo[i], m_hi[i] = w_lo[m], w_hi[m]
-        m_stage[i] = wire[w_stage[m]]
-        m_balance[i] = balance[w_src[m] if per_node else 0, early[m]]
-        m_spread[i] = spread[w_dst[m] if per_node else 0, late[m]]
-    return (
-        scale_out,
-        ptr,
-        after[:n].copy(),
-        local,
-        pair_ptr,
-        m_stage,
-        m_lo,
-        m_hi,
-        m_balance,
-        m_spread,
-    )
+        messages[0, i], messages[1, i], messages[2, i] = number[w_stage[m]], wire[3, m], wire[4, m]
+        messages[3, i] = balance[w_src[m] if per_node else 0, early[m]]
+        messages[4, i] = spread[w_dst[m] if per_node else 0, late[m]]
+    return scale_out, ptr, after[:n].copy(), local, pair_ptr, messages
 
 
 @njit(cache=True)
 def staged_form(perms, sizes, rows_NN, work_NN, head, tail, finest, inside):
     """`assemble` of a sum of permutations, with batches common to all nodes."""
-    stage, src, dst, lo, hi = matchings_in_order(perms, sizes, rows_NN, work_NN)
-    early, late = levels_by_stage(stage, lo, hi, head, tail, finest)
-    wires = stage[-1] + 1 if len(stage) > 0 else 0
-    return assemble(stage, src, dst, lo, hi, early, late, wires, len(rows_NN), inside, False, True, False)
+    wire = matchings_in_order(perms, sizes, rows_NN, work_NN)
+    early, late = levels_by_stage(wire, head, tail, finest)
+    wires = wire[0, -1] + 1 if wire.shape[1] > 0 else 0
+    return assemble(wire, early, late, wires, len(rows_NN), inside, False, True, False)
 
 
 @njit(cache=True)
-def chained_form(stage, src, dst, lo, hi, balance_ratio, spread_ratio, finest, inside):
+def chained_form(wire, balance_ratio, spread_ratio, finest, inside):
     """`assemble` of messages that are a stage each, started when both their nodes are free, with batches of each node's own."""
-    early, late = levels_by_node(stage, src, dst, lo, hi, balance_ratio, spread_ratio, finest)
-    wires = stage[-1] + 1 if len(stage) > 0 else 0
-    return assemble(stage, src, dst, lo, hi, early, late, wires, len(finest), inside, True, False, False)
+    early, late = levels_by_node(wire, balance_ratio, spread_ratio, finest)
+    wires = wire[0, -1] + 1 if wire.shape[1] > 0 else 0
+    return assemble(wire, early, late, wires, len(finest), inside, True, False, False)

@@ -29,9 +29,10 @@ from moeyard.traffic import Traffic
 
 Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
 
+PIECES = 32  # the most into which the busiest node's time is cut
+EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
-PIECES = 32  # the most into which the busiest node's time is cut
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
 
 
@@ -97,7 +98,7 @@ def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None)
 def shot_lanes(pairs: Pairs) -> Lanes:
     src, dst = np.nonzero(pairs.rows_NN)
     first = np.zeros(len(src), np.int64)
-    wire = (first, src, dst, first, pairs.rows_NN[src, dst])
+    wire = np.stack([first, src, dst, first, pairs.rows_NN[src, dst]])
     return order_lanes(pairs, wire, (first, first), per_node=False, barrier=True)
 
 
@@ -130,7 +131,7 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
         )
         return
     crossing, busiest = pairs.seconds_NN, pairs.busiest
-    *wire, least = pieces_in_order(crossing, rows, math.inf, latency, 0.001)
+    wire, least = pieces_in_order(crossing, rows, math.inf, latency, 0.001)
     perms = None
     if least > 1.002 * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
         seconds = in_pieces(crossing, rows, math.inf, latency)[1]
@@ -138,15 +139,15 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
         matched = list_makespan(perms, seconds)
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
-    orders = [(least, wire)]
     # Large pairs in pieces, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both exposed.
-    exposed = busiest * float(pairs.ratios[0].max() + pairs.ratios[1].max())
-    pieces = max(1.0, min(math.sqrt(exposed / latency), PIECES)) if latency > 0 else PIECES
-    if pairs.looks[1].longest > busiest / pieces:
-        *parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency, 0.001)
-        orders.append((least, parts))
-    for least, messages in sorted(orders, key=lambda order: order[0]):
-        yield "shunt", least, partial(chained_lanes, pairs, messages)
+    longest, exposed = pairs.looks[1].longest, pairs.ratios[4]
+    orders = [(least, longest * exposed, wire)]
+    pieces = max(1.0, min(math.sqrt(busiest * exposed / latency), PIECES)) if latency > 0 else PIECES
+    if longest > busiest / pieces:
+        parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency, 0.001)
+        orders.append((least, busiest / pieces * exposed, parts))
+    for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
+        yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
@@ -177,7 +178,7 @@ def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, flo
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
     """One-to-one stages, each after the last."""
-    levels = levels_by_stage(wire[0], wire[3], wire[4], *pairs.ratios[3])
+    levels = levels_by_stage(wire, *pairs.ratios[3])
     return order_lanes(pairs, wire, levels, per_node=False, barrier=True)
 
 
