@@ -1,15 +1,17 @@
 """Peak memory of each rank while a model too large for one is built empty, cut and filled from a Hugging Face folder.
 
-PYTHONPATH=src python bench/load_memory.py [--ranks 4] [--layers 6] [--experts 16]
+PYTHONPATH=src python bench/load_memory.py [--ranks 4] [--layers 3] [--experts 16] [--width 2048]
 
 Every rank is a fresh process. Its base, subtracted, is what it holds after making the yard and loading a model of one layer and 16
 values' width in the same way: imported code, no weights to speak of. The peak is the kernel's high-water mark of resident memory
-(VmHWM, reset before the build), which counts mapped files too.
+(VmHWM, reset before the build), which counts mapped files too. torch asks for huge pages (2 MB): a tensor of a few megabytes takes up to two more
+of them, which the figure for the same tensors merely allocated shows; the narrower the model, the more it counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -65,6 +67,7 @@ def one_rank(folder: str) -> None:
         own = sum(held.values())
         shapes = [(p.shape, p.dtype) for p in model.parameters()]
         del model
+        gc.collect()
         before = resident("VmRSS")
         same = [torch.empty(shape, dtype=dtype).fill_(1) for shape, dtype in shapes]
         bare = resident("VmRSS") - min(before, base)
@@ -93,8 +96,9 @@ def report(folder: str, ranks: list) -> None:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--ranks", type=int, default=4)
-    options.add_argument("--layers", type=int, default=6)
+    options.add_argument("--layers", type=int, default=3)
     options.add_argument("--experts", type=int, default=16)
+    options.add_argument("--width", type=int, default=2048)
     options.add_argument("--folder", help=argparse.SUPPRESS)
     given = options.parse_args()
     if "RANK" in os.environ:
@@ -102,7 +106,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as top:
         folder = f"{top}/model"
-        sizes = [(folder, given.layers, given.experts, 1024), (f"{folder}-small", 1, given.ranks, 16)]
+        sizes = [(folder, given.layers, given.experts, given.width), (f"{folder}-small", 1, given.ranks, 16)]
         code = f"from bench.load_memory import write_folder\nfor size in {sizes}: write_folder(*size)"
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

@@ -184,15 +184,23 @@ def _load_experts(
     if goal.expert is not None and goal.expert not in share.own:
         return done
     for place, e in enumerate(share.own):
-        tensors = {
-            pattern: _of_expert(files, names, e, share.num_experts, target)
-            for pattern, names in group.sources.items()
-        }
-        for name, tensor in _convert(model, plain, target, group.conversion, tensors, 1).items():
-            one = plain[name]
-            _fits(str(list(group.sources)), tuple(tensor.shape), name, one.shape_of(1))
-            one.local.data[place].copy_(tensor.reshape(one.local.shape[1:]))
+        _load_expert(model, files, plain, target, group, place, e)
     return done
+
+
+def _load_expert(
+    model: Any, files: TensorFiles, plain: dict[str, Any], target: str, group: _Group, place: int, expert: int
+) -> None:
+    """One expert. Nothing of it is held when the next is read."""
+    experts = plain[target].share.num_experts
+    tensors = {
+        pattern: _of_expert(files, names, expert, experts, target) for pattern, names in group.sources.items()
+    }
+    made = _convert(model, plain, target, group.conversion, tensors, 1)
+    for name, tensor in made.items():
+        one = plain[name]
+        _fits(str(list(group.sources)), tuple(tensor.shape), name, one.shape_of(1))
+        one.local.data[place].copy_(tensor.reshape(one.local.shape[1:]))
 
 
 def _of_expert(
