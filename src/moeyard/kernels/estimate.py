@@ -101,11 +101,50 @@ def _share_all(lo, hi, port, ports, seconds, solo, weight, law):
 
 
 @njit(cache=True)
+def shared_by_many(ids, start, latency, solo, loss, knee, ceiling, due, heap, through):
+    """`staggered` for one port and many messages, sorted by arrival.
+
+    All that are on the port have been served alike since they came, so each is through when what every one of them has got
+    since the beginning (`served`) reaches what it was at its arrival plus its own size (`due`): a heap by `due`.
+    """
+    now, served, come, n = 0.0, 0.0, 0, 0
+    while come < len(ids) or n > 0:
+        arrival = start[ids[come]] + latency[ids[come]] if come < len(ids) else np.inf
+        each = n * factor(n, loss, knee, ceiling)  # seconds for one of each
+        if n == 0 or arrival <= now + (due[heap[0]] - served) * each:
+            if n > 0:
+                served += max(0.0, arrival - now) / each
+            now = max(now, arrival)
+            due[come] = served + solo[ids[come]]
+            at = n
+            while at > 0 and due[heap[(at - 1) // 2]] > due[come]:
+                heap[at] = heap[(at - 1) // 2]
+                at = (at - 1) // 2
+            heap[at] = come
+            come, n = come + 1, n + 1
+            continue
+        e = ids[heap[0]]
+        now += max(0.0, due[heap[0]] - served) * each
+        served = due[heap[0]]
+        through[e] = max(through[e], now)
+        n -= 1
+        at, moved = 0, heap[n]
+        while 2 * at + 1 < n:
+            child = 2 * at + 1
+            if child + 1 < n and due[heap[child + 1]] < due[heap[child]]:
+                child += 1
+            if due[heap[child]] >= due[moved]:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = moved
+
+
+@njit(cache=True)
 def staggered(lo, hi, port, ports, start, solo, latency, contended, law, through):
     """Raise through[e] to when e's port is through with it, for messages lo..hi that start at different times.
 
-    Up to MANY on a port share it fairly from start to end; of more, all end together, and the port is never idle while it has
-    work: for any of them, its start and all the work that starts no earlier.
+    They share it fairly from start to end.
     """
     loss, knee, ceiling = law
     if not contended:
@@ -121,16 +160,11 @@ def staggered(lo, hi, port, ports, start, solo, latency, contended, law, through
         ids[at[port[lo + e]]] = lo + e
         at[port[lo + e]] += 1
     owed = np.empty(MANY)
+    due, heap = np.empty(hi - lo), np.empty(hi - lo, np.int64)
     for p in range(ports):
         first, last = count[p], count[p + 1]
         if last - first > MANY:
-            cost = factor(last - first, loss, knee, ceiling)
-            work, end = 0.0, 0.0
-            for i in range(last - 1, first - 1, -1):
-                work += solo[ids[i]] * cost
-                end = max(end, start[ids[i]] + latency[ids[i]] + work)
-            for i in range(first, last):
-                through[ids[i]] = max(through[ids[i]], end)
+            shared_by_many(ids[first:last], start, latency, solo, loss, knee, ceiling, due, heap, through)
             continue
         now, active, come = 0.0, 0, 0
         for i in range(last - first):
