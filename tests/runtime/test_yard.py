@@ -1,5 +1,7 @@
 """The yard itself: how it finds the cluster, how it closes, what it keeps."""
 
+from itertools import pairwise
+
 import pytest
 from harness import launch
 
@@ -8,7 +10,8 @@ torch = pytest.importorskip("torch")
 import moeyard as my  # noqa: E402
 from moeyard.runtime.buffers import Arena, Workspace  # noqa: E402
 from moeyard.runtime.channels import channel  # noqa: E402
-from moeyard.runtime.plans import PlanCache, cluster_digest, plan_digest  # noqa: E402
+from moeyard.runtime.plans import CHAINS, PlanCache, Steps, cluster_digest, plan_digest  # noqa: E402
+from moeyard.workloads import workload  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
@@ -75,3 +78,20 @@ def test_a_workspace_grows_and_then_belongs_to_nobody():
     workspace.take("w", (20, 3), torch.float32, cpu)
     assert workspace.owner is None
     assert workspace.held_bytes == 240
+
+
+@pytest.mark.parametrize("scheduler", ["fast", "shunt", "rails", "spread"])
+def test_a_chain_holds_no_stage_up(scheduler):
+    """Every stage that waits is in one chain, right after a stage that it waits for, or first."""
+    cluster = my.Cluster(4, 4, my.Port(2e9, 1e-5), my.Port(1e9, 1e-5))
+    traffic = workload("zipf:1.2", 16, mb=4)
+    made = my.schedule(cluster, traffic, scheduler)
+    for one in (made, made.reversed()):
+        for rank in range(16):
+            steps = Steps(my.lower(one, rank))
+            assert len(steps.chains) < CHAINS  # else some would have to share
+            waiting = [s for s, step in enumerate(steps.steps) if step.after]
+            assert sorted(s for chain in steps.chains for s in chain) == waiting
+            for chain in steps.chains:
+                for before, s in pairwise(chain):
+                    assert before in steps.steps[s].after

@@ -283,20 +283,23 @@ def _copied(value: Any) -> Any:
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
 
 
-_BACKGROUND: WeakKeyDictionary[Yard, Any] = WeakKeyDictionary()
+_BACKGROUND: WeakKeyDictionary[Yard, tuple[int, Any]] = WeakKeyDictionary()  # its generation, its group
 
 
 def _background_group(yard: Yard) -> Any:
-    """A gloo group of its own, so that a save under way never meets the training's collectives. Made once for a yard."""
-    if yard not in _BACKGROUND:
-        _BACKGROUND[yard] = dist.new_group(
+    """A gloo group of its own, so that a save under way never meets the training's collectives. Made once for a yard, and anew
+    after `yard.recover`, which ends all groups."""
+    generation, group = _BACKGROUND.get(yard, (-1, None))
+    if generation != yard.generation:
+        group = dist.new_group(
             dist.get_process_group_ranks(yard.dense_control),
             timeout=timedelta(seconds=yard.timeout),
             backend="gloo",
             use_local_synchronization=True,
         )
-        yard._extra.append(_BACKGROUND[yard])  # the yard's close destroys it
-    return _BACKGROUND[yard]
+        _BACKGROUND[yard] = yard.generation, group
+        yard._extra.append(group)  # the yard's close destroys it
+    return group
 
 
 def _set_module_extras(model: nn.Module, loaded: Mapping[str, Any]) -> None:
