@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help test run lint types pytest bench golden oracle examples format clean
+.PHONY: help test run lint types warm pytest bench golden oracle examples format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,10 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-pytest: $(STAMP)  ## the tests alone
+warm: $(STAMP)  ## compile the kernels, once for all workers and ranks of the tests
+	$(BIN)/python -m tests.warm
+
+pytest: warm  ## the tests alone
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/runtime tests/lab tests/hf tests/train tests/report tests/core
 
 bench: $(STAMP)  ## planning speed and schedule quality, measured here

@@ -193,6 +193,16 @@ def test_auto_is_the_cheapest(kind, mb, loss, ceiling):
     assert my.schedule(cluster, traffic).considered[0][1] == pytest.approx(costs["auto"])
 
 
+def test_of_schedules_that_cost_the_same_auto_takes_the_one_with_fewest_stages():
+    cluster = Cluster(4, 4, Port(180e6, 0.01), Port(6e6, 0.01), contention=Contention(0.05, 1, 1.1))
+    traffic = my.Traffic(np.full((16, 16), 114), 2048)
+    best = my.schedule(cluster, traffic)
+    cost = dict(best.considered)
+    assert cost["spread"] == pytest.approx(cost["shunt"], rel=1e-9)
+    assert best.scheduler == best.considered[0][0] == "spread"
+    assert best.num_stages < my.schedule(cluster, traffic, "shunt").num_stages
+
+
 def test_a_node_without_a_live_nic_is_named():
     cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0), rails=[[1, 1], [0, 0]])
     inside = np.kron(np.eye(2, dtype=int), np.ones((2, 2), int))

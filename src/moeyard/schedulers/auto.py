@@ -42,7 +42,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
             found["direct"] = seconds
         if seconds <= best:
             form, winner = straight, "direct"
-    considered = tuple(sorted(found.items(), key=lambda item: item[1]))
+    considered = tuple(sorted(found.items(), key=lambda item: (item[0] != winner, item[1])))
     return Schedule(cluster, traffic, form, winner, considered)
 
 
