@@ -39,6 +39,7 @@ class Rank:
     process: int  # its id
     line: socket.socket  # for its requests
     result: int  # a file in memory
+    handle: int = -1  # readable when it has ended
     code: int | None = None  # exit status; 128 + signal if killed
     pipes: dict[int, bytes] = field(default_factory=dict)  # reading end -> unfinished line
 
@@ -108,7 +109,8 @@ class Watch:
             os.close(write)
             rank.pipes[read] = b""
             self._watch(read, partial(self._print, rank, read, target))
-        self._watch(os.pidfd_open(child), partial(self._reap, rank))
+        rank.handle = os.pidfd_open(child)
+        self._watch(rank.handle, partial(self._reap, rank))
         self._watch(ours, partial(self._answer, ours))
 
     def _watch(self, file: Any, action: Callable[[], Any]) -> None:
@@ -139,6 +141,8 @@ class Watch:
         gone, status = os.waitpid(rank.process, os.WNOHANG)
         if not gone:
             return
+        self.select.unregister(rank.handle)  # it would stay readable
+        os.close(rank.handle)
         _signal_group(rank.process, signal.SIGKILL)  # what it left running
         code = os.waitstatus_to_exitcode(status)
         rank.code = code if code >= 0 else 128 - code

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
@@ -17,6 +19,7 @@ from moeyard.train.options import Options
 from moeyard.train.record import Record, checkpoint_folder, machine
 
 Progress = Callable[[str, dict[str, Any]], None]
+LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
 
 
 def run_rank(options: Options, progress: Progress | None = None) -> dict[str, Any]:
@@ -47,10 +50,18 @@ def run_rank(options: Options, progress: Progress | None = None) -> dict[str, An
             break
     if rank == 0:
         _write_run(options, summary, facts)
-    dist.barrier()
+    _leave(rank)
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
     return {"summary": summary, "stopped": stopped}
+
+
+def _leave(rank: int) -> None:
+    """Rank 0 holds the store, so it goes last. The ranks meet by way of the store: a rail of the default group may be dead."""
+    store = PrefixStore("end", dist.distributed_c10d._get_default_store())
+    store.set(str(rank), "done")
+    if rank == 0:
+        store.wait([str(r) for r in range(dist.get_world_size())], timedelta(seconds=LEAVE))
 
 
 def _save_pictures(trainer: Any, folder: Path) -> None:
