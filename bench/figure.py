@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jinja2 import Template
 
+from bench.document import between_marks
 from bench.quality import GOLDEN, NAMES, Cell
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "schedulers.svg"
@@ -56,9 +57,7 @@ def quality_table(golden: dict[str, dict[str, float]]) -> str:
 
 def with_table(readme: str, table: str) -> str:
     """The README with its table replaced."""
-    first, rest = readme.split("<!-- quality", 1)
-    mark, rest = rest.split("-->", 1)
-    return f"{first}<!-- quality{mark}-->\n{table}\n<!-- /quality -->{rest.split('<!-- /quality -->', 1)[1]}"
+    return between_marks(readme, "quality", table)
 
 
 def main() -> None:

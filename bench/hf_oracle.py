@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT / "tests" / "hf"))
 from families import FAMILIES  # noqa: E402
 from rounds import play  # noqa: E402
 
+from bench.document import between_marks  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results" / "hf_oracle.json"
 PAGE = ROOT / "docs" / "hugging-face.md"
 QUANTITIES = ("outputs", "loss", "gradients", "norm")
@@ -112,9 +114,7 @@ def summary(found: dict[str, dict]) -> str:
 
 def with_table(page: str, found: dict[str, dict]) -> str:
     """The page with what stands between its marks replaced."""
-    start, end = "<!-- oracle -->", "<!-- /oracle -->"
-    before, rest = page.split(start, 1)
-    return f"{before}{start}\n{summary(found)}\n\n{table(found)}\n{end}{rest.split(end, 1)[1]}"
+    return between_marks(page, "oracle", f"{summary(found)}\n\n{table(found)}")
 
 
 def main() -> None:

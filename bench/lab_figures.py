@@ -1,6 +1,6 @@
 """The lab's figures: every method on every traffic, 4 nodes x 4 rails of 50 Mbit/s, measured beside predicted.
 
-    PYTHONPATH=src python bench/lab_figures.py [--repeat 7] [--out bench/results/lab.json] [--report lab.html] [--document]
+    python -m bench.lab_figures [--repeat 7] [--out bench/results/lab.json] [--report lab.html] [--document]
 
 1. `lab calibrate`: rings of messages and several at once on a nic give rates, latencies and the contention law.
 2. `lab bench`: all-to-all, planned for the calibrated cluster. No traffic of 2 was used in 1: the predictions are scored on other cells
@@ -17,12 +17,12 @@ import statistics
 import subprocess
 from pathlib import Path
 
+from bench.document import write_figures
 from moeyard.formats.clusters import cluster_data
 from moeyard.lab.bench import METHODS, bench, errors, ratios, show
 from moeyard.lab.calibrate import calibrate
 from moeyard.lab.loads import STANDARD
 
-START, END = "<!-- figures -->", "<!-- end of figures -->"
 RESULT = Path(__file__).parent / "results" / "lab.json"
 
 
@@ -58,9 +58,7 @@ def document(data):
         + calibration(data["calibrated"]["cluster"])
         + f". Commit {data['commit']}.",
     ]
-    page = Path(__file__).resolve().parents[1] / "docs" / "lab.md"
-    before, rest = page.read_text().split(START)
-    page.write_text(before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+    write_figures("docs/lab.md", "figures", "\n".join(lines))
 
 
 def calibration(cluster):

@@ -22,6 +22,7 @@ from statistics import median
 import numpy as np
 
 import moeyard as my
+from bench.document import write_figures
 from moeyard.forms.lanes import Pairs
 from moeyard.workloads import workload
 
@@ -30,7 +31,6 @@ from tests.slow_birkhoff import slow_birkhoff
 
 TARGETS = {("fast", 64): 0.2, ("fast", 320): 2, ("fast", 1024): 40}
 TARGETS |= {("auto", 64): 0.6, ("auto", 320): 6, ("auto", 1024): 120}
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "scheduling.md"
 RESULTS = Path(__file__).parent / "results" / "speed.jsonl"
 
 
@@ -94,10 +94,7 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"peak memory of this process, Python and numba included: {peak:.0f} MB (numpy {np.__version__})")
     if options.document:
-        text = DOCUMENT.read_text()
-        first, rest = text.split("<!-- /speed -->", 1)
-        head = first[: first.index("-->", first.index("<!-- speed")) + 3]
-        DOCUMENT.write_text(f"{head}\n{speed_table(figures, peak)}\n<!-- /speed -->{rest}")
+        write_figures("docs/scheduling.md", "speed", speed_table(figures, peak))
     if options.append:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True

@@ -66,6 +66,8 @@ ASSIGNERS: dict[str, Policy] = {
     "quota": _quota,
 }
 
+POLICIES = (*ASSIGNERS, "auto")
+
 # What `auto` tries: quota splits that give up some balance for nearness, and the other policies.
 WAYS = np.array(
     [1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5, search.NEAREST, search.EVEN, search.OWN], dtype=np.float64
@@ -99,7 +101,7 @@ def assign(
     elif policy in ASSIGNERS:
         runs = ASSIGNERS[policy](cluster, demand, placement)
     else:
-        raise UnknownName.of("assignment policy", policy, [*ASSIGNERS, "auto"])
+        raise UnknownName.of("assignment policy", policy, POLICIES)
     src, expert, host, rows = (frozen(np.ascontiguousarray(column)) for column in runs)
     return Assignment(cluster.num_ranks, src, expert, host, rows)
 

@@ -33,6 +33,7 @@ LAYERS = {
     2: {
         "assign",
         "bounds",
+        "choices",
         "compare",
         "cost",
         "estimate",
@@ -43,6 +44,7 @@ LAYERS = {
         "schedulers",
         "sim",
         "verify",
+        "warm",
         "workloads",
     },
     3: {"eplb", "runtime"},  # eplb takes and gives tensors

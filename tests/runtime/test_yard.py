@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import moeyard as my  # noqa: E402
 from moeyard.runtime.buffers import Arena, Workspace  # noqa: E402
 from moeyard.runtime.channels import channel  # noqa: E402
-from moeyard.runtime.plans import CHAINS, PlanCache, Steps, cluster_digest, plan_digest  # noqa: E402
+from moeyard.runtime.plans import CHAINS, PlanCache, Step, Steps, chains, cluster_digest, plan_digest  # noqa: E402
 from moeyard.workloads import workload  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
@@ -95,3 +95,14 @@ def test_a_chain_holds_no_stage_up(scheduler):
             for chain in steps.chains:
                 for before, s in pairwise(chain):
                     assert before in steps.steps[s].after
+
+
+def test_more_chains_than_threads_share_in_stage_order():
+    """Ten pairs of stages that need only each other: six chains, every stage once, ascending, so none waits for a later one."""
+    first = [Step(0, True, (), (), ())]
+    stages = first + [Step(s, s % 2 == 0, (max(0, s - 10),), (), ()) for s in range(1, 21)]
+    found = chains(stages)
+    assert len(found) == CHAINS
+    assert sorted(s for chain in found for s in chain) == list(range(1, 21))
+    for chain in found:
+        assert chain == sorted(chain)

@@ -65,6 +65,28 @@ def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
     assert abs(after[2] - before[2]) < 1e-5
 
 
+CUT = """
+import sys
+from moeyard.cli.train import in_lab
+from moeyard.train import Options
+
+options = Options(sys.argv[1], modes=("moeyard",), steps=3, batch=1, length=32, compute=200000.0, timeout=4.0, faults=((1, "break", 1, 1, 0.0),))
+in_lab("lab-2x2", options, "rails", quiet=True)
+"""
+
+
+def test_a_run_whose_rail_is_cut_repeats_the_step_and_ends(root, tmp_path, rails):
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-c", CUT, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in (tmp_path / "moeyard" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in found if "event" not in line] == [0, 1, 2]
+    assert [line["event"] for line in found if "event" in line] != []
+    assert found[-1]["rows_per_rail"]["out"][1][1] == 0
+    assert found[-1]["rows_per_rail"]["out"][1][0] > 0
+
+
 def test_without_a_lab_or_torchrun_it_says_what_to_write(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "argv", ["moeyard", "train", "--out", "/dev/null/x"])

@@ -36,6 +36,16 @@ class Looks(NamedTuple):
     straight: float
 
 
+class Ratios(NamedTuple):
+    """How the batches of balance and spread grow; see `scale_up_ratios`."""
+
+    early: FloatArray  # of each node's balance
+    late: FloatArray  # of its spread
+    finest: FloatArray  # share of its rows in the finest batch
+    common: tuple[float, float, float]  # the same three for batches common to all nodes
+    exposed: float  # the largest two ratios, added
+
+
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Traffic between nodes, and where each pair's remainder goes: what every scheduler of lanes starts from."""
@@ -114,13 +124,12 @@ class Pairs:
         return inside, rows
 
     @cached_property
-    def ratios(self) -> tuple[FloatArray, FloatArray, FloatArray, tuple[float, float, float], float]:
-        """How the batches of balance and spread grow, and the finest of them: per node, and common to all; and what of both is
-        exposed at most. See `scale_up_ratios`."""
+    def ratios(self) -> Ratios:
+        """How the batches of balance and spread grow."""
         row, cluster = float(self.traffic.row_bytes), self.cluster
         up, out = row / cluster.scale_up.bandwidth, row / cluster.scale_out.bandwidth
         latency = max(cluster.scale_up.latency, cluster.scale_out.latency)
-        early, late, finest, common, exposed = scale_up_ratios(
+        found = scale_up_ratios(
             self.rows_NN,
             self.by_origin,
             self.by_target,
@@ -130,7 +139,7 @@ class Pairs:
             out,
             latency,
         )
-        return early, late, finest, common, exposed
+        return Ratios(*found)
 
     @cached_property
     def prices(self) -> tuple[tuple[float, ...], tuple[float, ...], int, tuple[float, float, float]]:
@@ -224,7 +233,7 @@ def staged_lanes(pairs: Pairs, perms: IntArray, sizes: IntArray, work_NN: IntArr
     """The form of a sum of permutations: one-to-one stages, each after the last."""
     inside = pairs.cluster.ranks_per_node > 1
     scale_out, after_ptr, after, local, *messages = staged_form(
-        perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios[3], inside
+        perms, sizes, pairs.rows_NN, work_NN, *pairs.ratios.common, inside
     )
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
 

@@ -38,6 +38,20 @@ def _up_stages(stages, nodes, pair_ptr, m_balance, m_spread):
     return first, owner, entries
 
 
+@njit(cache=True, inline="always")
+def _add_runs(rows, e, runs, start, stop, x0, x1, wide, per):
+    """Add what the runs (src, dst, from, to, rows a share) have of a lane's part x0..x1 to entry e."""
+    for h in range(start, stop):
+        part = (min(x1, runs[h, 3]) - max(x0, runs[h, 2])) * runs[h, 4]
+        if part > 0.0:
+            i, j = int(runs[h, 0]), int(runs[h, 1])
+            if wide:
+                rows[e, i * per + j] += part
+            else:
+                rows[e, i] += part
+                rows[e, per + j] += part
+
+
 @njit(cache=True)
 def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per):
     """Rows of each scale-up entry: message by message if `wide`, else out of and into each rank."""
@@ -58,15 +72,7 @@ def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, o
                     last += 1
                 e = first[s] + (k if owner[s] < 0 else 0)
                 x0, x1 = m_lo[m] * each, m_hi[last] * each
-                for h in range(hand_ptr[p], hand_ptr[p + 1]):
-                    part = (min(x1, hand[h, 3]) - max(x0, hand[h, 2])) * hand[h, 4]
-                    if part > 0.0:
-                        i, c = int(hand[h, 0]), int(hand[h, 1])
-                        if wide:
-                            rows[e, i * per + c] += part
-                        else:
-                            rows[e, i] += part
-                            rows[e, per + c] += part
+                _add_runs(rows, e, hand, hand_ptr[p], hand_ptr[p + 1], x0, x1, wide, per)
                 m = last + 1
             whole = 0.0
             for b in range(0 if exact else per):
@@ -80,15 +86,7 @@ def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, o
                 x0, x1 = m_lo[m] * each, m_hi[last] * each
                 m = last + 1
                 if exact:
-                    for h in range(on_ptr[p], on_ptr[p + 1]):
-                        part = (min(x1, on[h, 3]) - max(x0, on[h, 2])) * on[h, 4]
-                        if part > 0.0:
-                            b, j = int(on[h, 0]), int(on[h, 1])
-                            if wide:
-                                rows[e, b * per + j] += part
-                            else:
-                                rows[e, b] += part
-                                rows[e, per + j] += part
+                    _add_runs(rows, e, on, on_ptr[p], on_ptr[p + 1], x0, x1, wide, per)
                     continue
                 sum_ = 0.0
                 for b in range(per):

@@ -25,9 +25,8 @@ from moeyard.lab.spaces import Refused
 
 BURST = 64 << 10  # bytes; less would split 64 KiB packets
 LIMIT = 64 << 20  # bytes of queue: a shallow one drops, and a retransmission costs more than the wait
-HELD = (
-    128 << 10
-)  # bytes that a socket takes before they leave: a send is done when its message has nearly arrived, as with RDMA
+# Bytes that a socket takes before they leave: a send is done when its message has nearly arrived, as with RDMA.
+HELD = 128 << 10
 MANAGEMENT = "mgmt"
 WIRE = 1514 / 1448  # bytes on the wire for one of payload
 _ROUTER = 254
@@ -245,11 +244,10 @@ class Network:
             self.notes.append(text)
 
     def _tune(self) -> None:
-        """Deep queues want a patient TCP, and a send that is done a shallow socket. What the kernel does not have is noted, not fatal."""
-        wan = self.cluster.wan
-        held = (
-            HELD if wan is None else max(HELD, int(4 * wan.bandwidth * wan.latency))
-        )  # two round trips' worth
+        """Deep queues want a patient TCP, plans a shallow socket. What the kernel does not have is noted, not fatal."""
+        wan, held = self.cluster.wan, HELD
+        if wan is not None:
+            held = max(HELD, int(4 * wan.bandwidth * wan.latency))  # two round trips' worth
         wanted = _SYSCTLS | {"ipv4/tcp_wmem": f"4096 {held} {held}"}
         for space in self.nodes:
             spaces.enter_net(space.handle)

@@ -15,8 +15,6 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-import numpy as np
-
 from moeyard.cluster import Cluster
 from moeyard.lab import spaces, wire
 from moeyard.lab.network import MANAGEMENT, Network, management_address, rail_name
@@ -32,21 +30,12 @@ def prepare(cluster: Cluster, *, kernels: bool) -> None:
     import torch.distributed  # noqa: F401
 
     import moeyard.runtime  # noqa: F401
-    from moeyard.assign import assign
-    from moeyard.demand import Demand
-    from moeyard.lower import lower
-    from moeyard.planners import place
-    from moeyard.schedulers import SCHEDULERS, schedule
-    from moeyard.traffic import Traffic
+    from moeyard.schedulers import SCHEDULERS
+    from moeyard.warm import warm_placements, warm_schedules
 
-    if not kernels:
-        return
-    ranks, random = cluster.num_ranks, np.random.default_rng(0)
-    for name in SCHEDULERS:
-        made = schedule(cluster, Traffic(random.integers(0, 9, (ranks, ranks)), 64), name)
-        lower(made, 0), lower(made.reversed(), 0)
-    demand = Demand(random.integers(0, 9, (ranks, ranks)))
-    assign(cluster, demand, place(cluster, demand, "static"))
+    if kernels:
+        warm_schedules(cluster, SCHEDULERS)
+        warm_placements(cluster, [{"planner": "static"}])
 
 
 def environment(number: int, spec: LabSpec, network: Network | None, port: int) -> dict[str, str]:

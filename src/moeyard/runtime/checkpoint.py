@@ -17,10 +17,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -109,7 +107,7 @@ def start_checkpoint(
     """
     state, about = _collect(model, optimizer, yard, step, extra, per_rank)
     state = {name: _copied(value) for name, value in state.items()}
-    group = _background_group(yard)
+    group = yard.background_group
     with ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint") as thread:
         future = thread.submit(_write, Path(folder), state, about, group, keep)
         thread.shutdown(wait=False)
@@ -281,25 +279,6 @@ def _copied(value: Any) -> Any:
     if hasattr(value, "full_tensor"):
         return value.clone()  # a DTensor stays on its device
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
-
-
-_BACKGROUND: WeakKeyDictionary[Yard, tuple[int, Any]] = WeakKeyDictionary()  # its generation, its group
-
-
-def _background_group(yard: Yard) -> Any:
-    """A gloo group of its own, so that a save under way never meets the training's collectives. Made once for a yard, and anew
-    after `yard.recover`, which ends all groups."""
-    generation, group = _BACKGROUND.get(yard, (-1, None))
-    if generation != yard.generation:
-        group = dist.new_group(
-            dist.get_process_group_ranks(yard.dense_control),
-            timeout=timedelta(seconds=yard.timeout),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-        _BACKGROUND[yard] = yard.generation, group
-        yard._extra.append(group)  # the yard's close destroys it
-    return group
 
 
 def _set_module_extras(model: nn.Module, loaded: Mapping[str, Any]) -> None:

@@ -6,7 +6,8 @@ import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -111,20 +112,20 @@ class Control:
         fits = n <= self.room
         if fits:
             mine[:, HEAD : HEAD + n] = payload
-        self._finished(lambda: self._all_to_all(self._in, self._out))
+        with self._naming_ranks():
+            self._all_to_all(self._in, self._out).wait()
         self._check(frames)
         return frames[:, HEAD : HEAD + n].copy() if fits else self.gather(payload)
 
     def agree_digest(self, digest: int) -> Callable[[], None]:
         """Start comparing one number; call the result to finish: Mismatch unless it is equal on all ranks."""
         out = torch.empty((self.size, 1), dtype=torch.int64)
-        try:
+        with self._naming_ranks():
             work = self._all_to_all(out, torch.full_like(out, digest))
-        except RuntimeError as error:
-            raise self._lost(str(error)) from error
 
         def finish() -> None:
-            self._finished(lambda: work)
+            with self._naming_ranks():
+                work.wait()
             found = out.numpy()[:, 0]
             if (found != found[0]).any():
                 a, b = odd_pair(found)
@@ -139,7 +140,8 @@ class Control:
         """[rank, value]. Lengths must agree."""
         out = torch.empty((self.size, len(values)), dtype=torch.int64)
         mine = torch.from_numpy(np.ascontiguousarray(values)).expand_as(out)
-        self._finished(lambda: self._all_to_all(out, mine.contiguous()))
+        with self._naming_ranks():
+            self._all_to_all(out, mine.contiguous()).wait()
         return out.numpy()
 
     def _all_to_all(self, out: torch.Tensor, mine: torch.Tensor) -> Any:
@@ -149,10 +151,11 @@ class Control:
             return self.group.alltoall_base(out, mine, [], [])
         return self.group._allgather_base(out.view(-1), mine[0])
 
-    def _finished(self, work: Callable[[], Any]) -> None:
-        """Start if need be, and wait; a backend's error becomes the one that names the ranks."""
+    @contextmanager
+    def _naming_ranks(self) -> Iterator[None]:
+        """A backend's error becomes the one that names the ranks."""
         try:
-            work().wait()
+            yield
         except RuntimeError as error:
             raise self._lost(str(error)) from error
 

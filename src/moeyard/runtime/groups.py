@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh
 
-from moeyard.assign import ASSIGNERS
+from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
-from moeyard.errors import InvalidCluster, UnknownName
+from moeyard.errors import InvalidCluster
 from moeyard.model import ModelSpec
-from moeyard.planners import PLANNERS
 from moeyard.runtime.buffers import Arena, Workspace
 from moeyard.runtime.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
 from moeyard.runtime.control import Control, Frame, share_views, small_digest
@@ -27,13 +27,14 @@ from moeyard.runtime.exchange import Recorder
 from moeyard.runtime.faults import ExchangeError, Flaw, RailLost, RankLost, Watch, accuse
 from moeyard.runtime.plans import CHAINS, Plan, PlanCache, cluster_digest, plan_digest
 from moeyard.runtime.rails import Meeting, common_rail, dead_in_group, hear, own_nic, without
-from moeyard.schedulers import SCHEDULERS, schedule
+from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 from moeyard.version import __version__
 
 Observer = Callable[
     [int, int, int, int, int | None], None
 ]  # stage, src, dst, rows, rail (None inside a node)
+FLIGHTS = 8  # exchanges of a yard that run behind their callers at once
 _count = 0  # yards made by this process: their number names them in the store
 
 
@@ -66,13 +67,7 @@ class Yard:
         observer: Observer | None = None,
     ) -> None:
         global _count
-        for kind, name, known in (
-            ("scheduler", scheduler, SCHEDULERS),
-            ("planner", planner, PLANNERS),
-            ("assignment policy", policy, [*ASSIGNERS, "auto"]),
-        ):
-            if name not in known:
-                raise UnknownName.of(kind, name, known)
+        check_choices(scheduler, planner, policy)
         _count += 1
         self.scheduler, self.planner, self.slots, self.policy = scheduler, planner, slots, policy
         self.model, self.timeout, self.observer = model, timeout, observer
@@ -117,15 +112,15 @@ class Yard:
         self._fellows = _distinct(views, "dense")
         self.plans, self.arena, self.workspace = PlanCache(), Arena(), Workspace()
         streams: Any = torch.cuda.Stream
-        self.lanes = [streams(self.device) for _ in range(1 + CHAINS)] if self.device.type == "cuda" else []
+        self.streams = [streams(self.device) for _ in range(1 + CHAINS)] if self.device.type == "cuda" else []
         self._fault_lock = threading.Lock()
         self._open()
 
     def _open(self) -> None:
         """Everything that a lost rail takes with it: at start, and anew after `recover`."""
         self._make_groups()
-        self.threads = ThreadPoolExecutor(9 * CHAINS, thread_name_prefix="moeyard-chain")
-        self.flights = ThreadPoolExecutor(8, thread_name_prefix="moeyard-flight")
+        self.threads = ThreadPoolExecutor((FLIGHTS + 1) * CHAINS, thread_name_prefix="moeyard-chain")
+        self.flights = ThreadPoolExecutor(FLIGHTS, thread_name_prefix="moeyard-flight")
         self._calls, self._tags, self._history = 0, 0, 0
         self._state = "idle"
         self._fault: ExchangeError | None = None
@@ -149,6 +144,7 @@ class Yard:
             self.control.group, self.management,
         )  # fmt: skip
         self._extra: list[dist.ProcessGroup] = [self.control.group]
+        self._background: Any = None
         self.dense_group = self.dense_control = None
         self.data_group = None
         for fellow in fellows:
@@ -170,6 +166,20 @@ class Yard:
                 if dist.get_rank() in data:
                     self.data_group = group
                     self._extra.append(group)
+
+    @property
+    def background_group(self) -> Any:
+        """A gloo group of its own, for what runs behind the training and must never meet its collectives. Made when first used, by
+        all ranks at once."""
+        if self._background is None:
+            self._background = dist.new_group(
+                dist.get_process_group_ranks(self.dense_control),
+                timeout=timedelta(seconds=self.timeout),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+            self._extra.append(self._background)
+        return self._background
 
     def _control_group(self, ranks: Sequence[int]) -> Any:
         """For small values: on the management interface where there is one, so that no rail matters."""

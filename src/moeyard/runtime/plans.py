@@ -127,14 +127,13 @@ def chains(steps: Sequence[Step]) -> list[list[int]]:
         if not step.after:
             continue
         fit = [chain for chain in found if chain[-1] in step.after]
-        if not fit and len(found) < CHAINS:
-            fit = [[]]
-            found += fit
-        best = max(
-            fit or found,
-            key=lambda chain: chain and (steps[chain[-1]].scale_out == step.scale_out, chain[-1]),
-        )
-        best.append(s)
+        if fit or len(found) == CHAINS:
+            alike = [
+                (steps[chain[-1]].scale_out == step.scale_out, chain[-1], chain) for chain in fit or found
+            ]
+            max(alike)[2].append(s)
+        else:
+            found.append([s])
     return found
 
 

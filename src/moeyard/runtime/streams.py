@@ -1,4 +1,4 @@
-"""The interpreter on NCCL: stages as batches of point-to-point operations, lanes as streams; the host never waits.
+"""The interpreter on NCCL: stages as batches of point-to-point operations, chains of stages as streams; the host never waits.
 
 NCCL knows no tags and runs the batches of one communicator one after another, so a stage that shares a communicator with
 an earlier one also waits for it; otherwise stages start as their `after` says. All batches are queued in stage order.
@@ -29,12 +29,12 @@ class Queue:
         width = source.shape[1]
         self._caller = torch.cuda.current_stream(source.device)
         chains = self.steps.chains
-        follows = {s: yard.lanes[1 + c] for c, chain in enumerate(chains) for s in chain}
-        self._lane = [follows.get(s, yard.lanes[0]) for s in range(len(self.steps.steps))]
+        follows = {s: yard.streams[1 + c] for c, chain in enumerate(chains) for s in chain}
+        self._lane = [follows.get(s, yard.streams[0]) for s in range(len(self.steps.steps))]
         relay = source.new_empty(program.relay_rows, width)
         self._staging = source.new_empty(self.steps.staged_rows, width)
         self._spaces: dict[int, Rows] = {INPUT: source, RELAY: relay, OUTPUT: output}
-        for lane in yard.lanes[: 1 + len(chains)]:
+        for lane in yard.streams[: 1 + len(chains)]:
             lane.wait_stream(self._caller)
             for tensor in (source, output, relay, self._staging):
                 tensor.record_stream(lane)

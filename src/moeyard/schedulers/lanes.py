@@ -107,7 +107,7 @@ def rails_lanes(pairs: Pairs) -> Lanes:
 
 
 def waves_lanes(pairs: Pairs) -> Lanes:
-    return _in_waves(pairs, wave_cuts(*pairs.ratios[3]))
+    return _in_waves(pairs, wave_cuts(*pairs.ratios.common))
 
 
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
@@ -140,7 +140,7 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
     # Large pairs in pieces, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both exposed.
-    longest, exposed = pairs.looks[1].longest, pairs.ratios[4]
+    longest, exposed = pairs.looks[1].longest, pairs.ratios.exposed
     orders = [(least, longest * exposed, wire)]
     pieces = max(1.0, min(math.sqrt(busiest * exposed / latency), PIECES)) if latency > 0 else PIECES
     if longest > busiest / pieces:
@@ -180,7 +180,7 @@ def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, flo
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
     """One-to-one stages, each after the last."""
-    levels = levels_by_stage(wire, *pairs.ratios[3])
+    levels = levels_by_stage(wire, *pairs.ratios.common)
     return order_lanes(pairs, wire, levels, per_node=False, barrier=True)
 
 

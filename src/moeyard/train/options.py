@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeyard.assign import ASSIGNERS
+from moeyard.choices import check_choices
 from moeyard.errors import MoeyardError, UnknownName
-from moeyard.planners import PLANNERS
-from moeyard.schedulers import SCHEDULERS
 
 # name -> (what it is, options of the yard)
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,13 +58,7 @@ class Options:
         for what, least in (("steps", 1), ("warmup", 0), ("batch", 1), ("length", 2)):
             if getattr(self, what) < least:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
-        for kind, name, known in (
-            ("scheduler", self.scheduler, SCHEDULERS),
-            ("planner", self.planner, PLANNERS),
-            ("assignment policy", self.policy, [*ASSIGNERS, "auto"]),
-        ):
-            if name not in known:
-                raise UnknownName.of(kind, name, known)
+        check_choices(self.scheduler, self.planner, self.policy)
         rates = {"timeout": self.timeout, "learning_rate": self.learning_rate, "compute": self.compute}
         for what, value in rates.items():
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -11,21 +11,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from moeyard.assign import assign
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster
-from moeyard.demand import Demand
 from moeyard.errors import MoeyardError
 from moeyard.formats.traces import find_trace
-from moeyard.lower import lower
-from moeyard.model import ModelSpec, num_experts
-from moeyard.planners import place
+from moeyard.model import num_experts
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
-from moeyard.traffic import Traffic
 from moeyard.train.options import Options
+from moeyard.warm import warm_placements, warm_schedules
 
 
 def check(options: Options) -> None:
@@ -56,23 +50,13 @@ def prepare(cluster: Cluster, options: Options) -> None:
 
 
 def _placements(cluster: Cluster, options: Options) -> None:
-    demand = Demand(np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks)))
-    model = ModelSpec(
-        row_bytes=1024, expert_bytes=1 << 18, expert_flops=1e6, flops=1e10, non_moe_forward=0.01
-    )
-    for mode in options.modes:
-        wanted = options.yard(mode)
-        hosts = place(cluster, demand, wanted["planner"], wanted.get("slots"), model)
-        traffic = assign(cluster, demand, hosts, wanted["policy"], model=model).traffic(1024)
-        bound(cluster, traffic)
+    traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
+    bound(cluster, traffic)
     simulate(cluster, schedule(cluster, traffic, "direct"))
 
 
 def _schedules(cluster: Cluster, options: Options) -> None:
-    rows = np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks))
-    for name in {options.yard(mode)["scheduler"] for mode in options.modes}:
-        made = schedule(cluster, Traffic(rows, 1024), name)
-        lower(made, 0), lower(made.reversed(), 0)
+    warm_schedules(cluster, {options.yard(mode)["scheduler"] for mode in options.modes})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""The figures of docs/train.md, from a run of `make run` and one of bench/train_faults.py --save.
+
+python -m bench.train_figures [--run out/run]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from bench.document import ROOT, write_figures
+from moeyard.report.run import load_run, loss_gap
+
+FAULTS = ROOT / "bench" / "results" / "train_faults.json"
+
+
+def comparison(folder: Path) -> str:
+    """The table of a run in two modes, and what it says."""
+    run = json.loads((folder / "run.json").read_text())
+    found = run["summary"]
+    lines = [
+        f"| | iteration | exchange | share | x bound | waiting | balancedness | loss after {found['plain']['steps']} steps |",
+        "|---" * 8 + "|",
+    ]
+    for mode in ("plain", "moeyard"):
+        one = found[mode]
+        lines.append(
+            f"| {mode} | {one['iteration_s']:.2f} s | {one['exchange_s']:.2f} s | {one['exchange_s'] / one['iteration_s']:.0%} "
+            f"| {one['x_bound']:.2f} | {one['wait_s']:.2f} s | {one['balancedness']:.2f} | {one['loss']:.6f} |"
+        )
+    less = 1 - found["moeyard"]["iteration_s"] / found["plain"]["iteration_s"]
+    verdict = (
+        f"{less:.0%} less time an iteration, and the same loss: the largest difference over all steps was "
+        f"{loss_gap(load_run(folder)):.0e}. {run['conditions']['machine']}; {run['conditions']['accelerator']}."
+    )
+    return "\n".join([*lines, "", verdict])
+
+
+def faults(found: dict) -> str:
+    """What a cut and a slow rail cost."""
+    cut, slow = found["cut"], found["slow"]
+    seconds = slow["iteration_s"]
+    return (
+        f"- cut: {cut['events'][-1]}; the largest difference of the loss curves {cut['largest_loss_difference']:.1e}; "
+        f"{cut['rows_on_the_dead_nic_after']} rows on the dead nic afterwards.\n"
+        f"- a rail at a fifth of its rate: {seconds['healthy']:.2f} -> {seconds['slow']:.2f} s an iteration, "
+        f"{seconds['measured anew']:.2f} s once measured anew: {slow['recovered']:.0%} of the loss recovered."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, default=Path("out/run"))
+    options = parser.parse_args()
+    write_figures("docs/train.md", "run", comparison(options.run))
+    write_figures("docs/train.md", "faults", faults(json.loads(FAULTS.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Compile the planning kernels, or load them, before they are needed: numba does it at the first call, for seconds to minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from moeyard.assign import assign
+from moeyard.cluster import Cluster
+from moeyard.demand import Demand
+from moeyard.lower import lower
+from moeyard.model import ModelSpec
+from moeyard.planners import place
+from moeyard.schedulers import schedule
+from moeyard.traffic import Traffic
+
+_ROW_BYTES = 1024
+
+
+def warm_schedules(cluster: Cluster, schedulers: Iterable[str]) -> None:
+    """Small traffic by each scheduler, lowered for a rank, forth and back."""
+    rows = np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks))
+    for name in schedulers:
+        made = schedule(cluster, Traffic(rows, _ROW_BYTES), name)
+        lower(made, 0), lower(made.reversed(), 0)
+
+
+def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic:
+    """A small demand placed and assigned in each way: planner, slots, policy. The last one's traffic."""
+    demand = Demand(np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks)))
+    model = ModelSpec(
+        row_bytes=_ROW_BYTES, expert_bytes=1 << 18, expert_flops=1e6, flops=1e10, non_moe_forward=0.01
+    )
+    traffic = Traffic(np.zeros((cluster.num_ranks, cluster.num_ranks), np.int64), _ROW_BYTES)
+    for way in ways:
+        hosts = place(cluster, demand, way["planner"], way.get("slots"), model)
+        traffic = assign(cluster, demand, hosts, way.get("policy", "auto"), model=model).traffic(_ROW_BYTES)
+    return traffic
