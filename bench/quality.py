@@ -2,7 +2,8 @@
 
     python -m bench.quality                  recompute every cell, compare with bench/golden/quality.json, say what moved
     python -m bench.quality --write          write the golden file anew
-    python -m bench.quality --simulate       the same cells by the flow simulator (up to --nodes), and how far estimate is off
+    python -m bench.quality --simulate       the same cells by the flow simulator (up to --nodes), and how far estimate is off;
+                                             minutes up to 40 nodes, hours at 128: --results FILE keeps every cell as it is done
 
 Figures are deterministic; the golden file is kept, so any change of quality shows in a diff.
 """
@@ -10,6 +11,7 @@ Figures are deterministic; the golden file is kept, so any change of quality sho
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -30,6 +32,19 @@ WORKLOADS = ("balanced", "random", "zipf:0.9", "zipf-pairs:0.9", "hot", "sparse:
 LAWS = {"ideal": my.Contention(), "loss 0.05": my.Contention(0.05, 1, 2.0)}
 NAMES = ("direct", "ecmp", "spread", "rails", "shot", "waves", "fast", "shunt", "auto")
 PER_NODE, ROW_BYTES = 8, 8192
+PACKAGE = Path(my.__file__).parent
+CLOCK = (
+    "bounds.py",
+    "links.py",
+    "sim/[flo]*.py",
+    "kernels/flow*.py",
+    "kernels/heap.py",
+    "kernels/sharing.py",
+)
+SIMULATOR = hashlib.sha256(
+    b"".join(path.read_bytes() for one in CLOCK for path in sorted(PACKAGE.glob(one)))
+).hexdigest()[:8]  # figures of another simulator are not taken over
+Found = dict[str, tuple[str, float]]  # scheduler -> simulator and plan, simulated time over bound
 
 
 @dataclass(frozen=True)
@@ -63,14 +78,21 @@ def measure(cell: Cell, names: tuple[str, ...] = NAMES) -> dict[str, float]:
     return {n: round(estimate(cluster, my.schedule(cluster, traffic, n)) / best, 4) for n in names}
 
 
-def simulated(cell: Cell, names: tuple[str, ...] = NAMES) -> dict[str, float]:
-    """Scheduler -> simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error of 0.2%."""
+def simulated(cell: Cell, names: tuple[str, ...], known: Found) -> Found:
+    """Scheduler -> its plan, and simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error of 0.2%.
+
+    Equal plans are simulated once, and not at all if `known`."""
     cluster, traffic = cell.job()
     best, tolerance = my.bound(cluster, traffic), 0.0 if cell.nodes <= 8 else 0.002
-    plans = {n: my.schedule(cluster, traffic, n) for n in names}
-    return {
-        n: round(my.simulate(cluster, p, tolerance=tolerance).makespan / best, 4) for n, p in plans.items()
-    }
+    ratios = dict(known.values())
+    found = {}
+    for n in names:
+        plan = my.schedule(cluster, traffic, n)
+        key = f"{SIMULATOR}-{plan.digest}"
+        if key not in ratios:
+            ratios[key] = round(my.simulate(cluster, plan, tolerance=tolerance).makespan / best, 4)
+        found[n] = (key, ratios[key])
+    return found
 
 
 def limit(cell: Cell) -> float:
@@ -102,6 +124,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=128, help="largest cluster, in nodes")
     parser.add_argument("--from-nodes", type=int, default=0, help="smallest cluster to simulate, in nodes")
     parser.add_argument("--schedulers", nargs="+", default=NAMES, choices=NAMES, help="those to simulate")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="simulated cells, a line each: taken over if the plans are the same, else added",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args()
 
@@ -123,23 +150,37 @@ def main() -> None:
         print(f"auto, 4 to 40 nodes, 256 MB and more, {law}: at most {worst[0]} x bound ({worst[1]})")
     if options.simulate:
         todo = [cell for cell in todo if cell.nodes >= options.from_nodes]
-        problems += judge(todo, figures, options.jobs, tuple(options.schedulers))
+        problems += judge(todo, figures, simulate_all(todo, options))
     for line in problems:
         print(line)
     print(f"{len(todo)} cells, {len(problems)} complaints")
     raise SystemExit(1 if problems else 0)
 
 
-def judge(
-    todo: list[Cell], figures: dict[str, dict[str, float]], jobs: int, names: tuple[str, ...]
-) -> list[str]:
+def simulate_all(todo: list[Cell], options: argparse.Namespace) -> list[dict[str, float]]:
+    """Every cell's ratios by the simulator; those of --results taken over, the others added to it as they are done."""
+    known: dict[str, Found] = {}
+    if options.results is not None and options.results.exists():
+        known = dict(json.loads(line) for line in options.results.read_text().splitlines())
+    run = Parallel(n_jobs=options.jobs, return_as="generator")
+    names = tuple(options.schedulers)
+    calls = (delayed(simulated)(cell, names, known.get(str(cell), {})) for cell in todo)
+    ratios = []
+    for cell, found in zip(todo, track(run(calls), "simulating", total=len(todo)), strict=True):
+        if options.results is not None:
+            known[str(cell)] = known.get(str(cell), {}) | found
+            lines = "".join(json.dumps([name, one]) + "\n" for name, one in known.items())
+            options.results.write_text(lines)
+        ratios.append({name: ratio for name, (_, ratio) in found.items()})
+    return ratios
+
+
+def judge(todo: list[Cell], figures: dict[str, dict[str, float]], found: list[dict[str, float]]) -> list[str]:
     """Estimate against simulate; auto's pick against the best by simulate (2%); the limits under simulate."""
-    run = Parallel(n_jobs=jobs, return_as="generator")
-    found = list(track(run(delayed(simulated)(cell, names) for cell in todo), "simulating", total=len(todo)))
     off = sorted(
         (abs(figures[str(cell)][n] / ratios[n] - 1), f"{cell}: {n} {figures[str(cell)][n]} / {ratios[n]}")
         for cell, ratios in zip(todo, found, strict=True)
-        for n in names
+        for n in ratios
     )
     print(
         f"estimate against simulate: median {off[len(off) // 2][0]:.2%}, worst {off[-1][0]:.2%} ({off[-1][1]})"
