@@ -193,6 +193,13 @@ def _load_expert(
 ) -> None:
     """One expert. Nothing of it is held when the next is read."""
     experts = plain[target].share.num_experts
+    if (parts := _stacked(files, plain[target], group, expert)) is not None:
+        start = 0
+        for name in parts:
+            rows = files.shape(name)[0]
+            files.read_into(plain[target].local.data[place, start : start + rows], name)
+            start += rows
+        return
     tensors = {
         pattern: _of_expert(files, names, expert, experts, target) for pattern, names in group.sources.items()
     }
@@ -201,6 +208,24 @@ def _load_expert(
         one = plain[name]
         _fits(str(list(group.sources)), tuple(tensor.shape), name, one.shape_of(1))
         one.local.data[place].copy_(tensor.reshape(one.local.shape[1:]))
+
+
+def _stacked(files: TensorFiles, goal: PlainExperts, group: _Group, expert: int) -> list[str] | None:
+    """The tensors of one expert, where the conversion only puts them one below the other: they are then read into their places,
+    with no memory but the model's. None where it does more."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    first, *rest = group.conversion.operations
+    joins = goal.expert is None and type(first) is MergeModulelist and first.dim == 0
+    joins &= not rest or (len(rest) == 1 and type(rest[0]) is Concatenate and rest[0].dim == 1)
+    lists = [group.sources[one] for one in group.conversion.source_patterns if one in group.sources]
+    if not joins or any(len(names) != goal.share.num_experts for names in lists):
+        return None
+    parts = [names[expert] for names in lists]
+    rows, *width = goal.local.shape[1:]
+    shapes = [files.shape(name) for name in parts]
+    fits = sum(one[0] for one in shapes) == rows and all(list(one[1:]) == width for one in shapes)
+    return parts if fits and goal.shape_of(1)[1:] == (rows, *width) else None
 
 
 def _of_expert(
