@@ -79,11 +79,13 @@ def measure(cell: Cell, names: tuple[str, ...] = NAMES) -> dict[str, float]:
 
 
 def simulated(cell: Cell, names: tuple[str, ...], known: Found) -> Found:
-    """Scheduler -> its plan, and simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error of 0.2%.
+    """Scheduler -> its plan, and simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error: at most
+    0.2% too long up to 40 nodes, 0.5% at 128.
 
     Equal plans are simulated once, and not at all if `known`."""
     cluster, traffic = cell.job()
-    best, tolerance = my.bound(cluster, traffic), 0.0 if cell.nodes <= 8 else 0.002
+    best = my.bound(cluster, traffic)
+    tolerance = 0.0 if cell.nodes <= 8 else 0.002 if cell.nodes <= 40 else 0.005
     ratios = dict(known.values())
     found = {}
     for n in names:

@@ -229,3 +229,19 @@ def test_more_rows_than_a_plan_can_count_are_refused():
     rows[0, 3] = 2**40
     with pytest.raises(my.InvalidTraffic, match="1099511627776 rows must go from node 0 to node 1"):
         my.schedule(cluster, Traffic(rows, 8), "fast")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("nodes", "most"), [(8, 40), (24, 1), (24, 2)])
+def test_the_estimate_follows_lanes_that_have_few_rows(nodes, most, whole):
+    """Of a pair with fewer rows than lanes some lanes carry none, and their ranks have no part in the stage."""
+    rails = np.ones((nodes, 4))
+    if not whole:
+        rails[3, 1], rails[7, 2] = 0.25, 0.0
+    port, law = my.Port(48e9, 1e-5), my.Contention(0.05, 1, 2.0)
+    cluster = my.Cluster(nodes, 4, my.Port(380e9, 1e-5), port, rails=rails, contention=law)
+    rows = np.random.default_rng(nodes).integers(0, most + 1, (cluster.num_ranks, cluster.num_ranks))
+    traffic = my.Traffic(rows, 8192)
+    for name in ("spread", "rails", "shot", "waves", "fast", "shunt"):
+        plan = my.schedule(cluster, traffic, name)
+        assert estimate(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.03), name

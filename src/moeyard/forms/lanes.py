@@ -165,6 +165,18 @@ class Lanes:
     def num_ranks(self) -> int:
         return self.pairs.cluster.num_ranks
 
+    def like(self, other: Lanes) -> bool:
+        """Whether both say the same of the same pairs."""
+        return len(self.stages) == len(other.stages) and all(
+            np.array_equal(mine, its)
+            for mine, its in (
+                (self.messages, other.messages),
+                (self.pair_ptr, other.pair_ptr),
+                (self.stages.after_ptr, other.stages.after_ptr),
+                (self.stages.after, other.stages.after),
+            )
+        )
+
     def sends(self, rank: int) -> IntArray:
         return self._part(False, rank)
 

@@ -141,10 +141,9 @@ def shared_by_many(ids, start, latency, solo, loss, knee, ceiling, due, heap, th
 
 
 @njit(cache=True)
-def staggered(lo, hi, port, ports, start, solo, latency, contended, law, through):
-    """Raise through[e] to when e's port is through with it, for messages lo..hi that start at different times.
-
-    They share it fairly from start to end.
+def staggered(lo, hi, order, port, ports, start, solo, latency, contended, law, through):
+    """Raise through[e] to when e's port is through with it, for messages lo..hi that start at different times; `order`: by arrival,
+    counted from lo. They share it fairly from start to end.
     """
     loss, knee, ceiling = law
     if not contended:
@@ -156,7 +155,7 @@ def staggered(lo, hi, port, ports, start, solo, latency, contended, law, through
         count[p + 1] += count[p]
     ids = np.empty(hi - lo, np.int64)
     at = count[:-1].copy()
-    for e in np.argsort(start[lo:hi] + latency[lo:hi]):
+    for e in order:
         ids[at[port[lo + e]]] = lo + e
         at[port[lo + e]] += 1
     owed = np.empty(MANY)
@@ -231,8 +230,9 @@ def makespan(
             first, late, longest = min(first, start[e]), max(late, start[e]), max(longest, seconds[e])
             shared |= seconds[e] > 1.000001 * (solo[e] + latency[e])
         if shared and late - first > 0.02 * longest:
-            staggered(lo, hi, out_port, ports, start, solo, latency, contended[lo], law, through)
-            staggered(lo, hi, in_port, ports, start, solo, latency, contended[lo], law, through)
+            order = np.argsort(start[lo:hi] + latency[lo:hi])
+            staggered(lo, hi, order, out_port, ports, start, solo, latency, contended[lo], law, through)
+            staggered(lo, hi, order, in_port, ports, start, solo, latency, contended[lo], law, through)
         for e in range(lo, hi):
             finish = start[e] + seconds[e]
             if through[e] > 0.0:

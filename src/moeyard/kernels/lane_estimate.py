@@ -11,9 +11,13 @@ import numpy as np
 from numba import njit
 
 from moeyard.kernels.estimate import factor, message_seconds, staggered
-from moeyard.kernels.lanes import quotas
+from moeyard.kernels.lanes import UNIT, quotas
 
 WIDE = 16  # nodes up to which every rank may keep a time of its own
+WIRE = 5  # columns of a wire message:
+LANE, SRC, DST, LEAVES, ENTERS = range(
+    WIRE
+)  # its lane (-1: all of them), nodes, the ports it leaves and enters by
 
 
 @njit(cache=True)
@@ -50,6 +54,12 @@ def _add_runs(rows, e, runs, start, stop, x0, x1, wide, per):
             else:
                 rows[e, i] += part
                 rows[e, per + j] += part
+
+
+@njit(cache=True, inline="always")
+def _has_part(rows, e, r, per):
+    """Whether rank r of the node sends or gets rows of entry e."""
+    return rows[e, r] > 0.0 or rows[e, per + r] > 0.0
 
 
 @njit(cache=True)
@@ -102,42 +112,74 @@ def _up_rows(rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, o
 
 
 @njit(cache=True)
+def _few_rows(m_lo, m_hi, nics):
+    """Whether many messages have few rows a lane: lanes then differ, and some ranks have no part in a stage."""
+    small = 0
+    for m in range(len(m_lo)):
+        small += m_hi[m] - m_lo[m] < 4 * nics
+    return 4 * small > len(m_lo)
+
+
+@njit(cache=True)
 def _wire_rows(
-    stages, rows_NN, lane, pair_ptr, m_stage, m_lo, m_hi, rates, latencies, nodes_per_dc, nics, law
-):
-    """Wire messages sorted by stage (`ptr`): which of the form's it is, sender, receiver, and the port it enters by; its time on
-    the wire alone, its latency, and its time from start to end within its stage. Last, whether it leaves its datacenter, and how
-    long the busiest wan port needs for all its rows in turn."""
-    nodes, n = len(rows_NN), len(m_stage)
+    stages, rows_NN, lane, pair_ptr, messages, rates, latencies, nodes_per_dc, law, lanes, first_NN, to_NNM, weight_NNM
+):  # fmt: skip
+    """Wire messages sorted by stage (`ptr`), each lane of one by itself if `lanes`: see WIRE; the time on the wire alone, the latency,
+    and the time from start to end within its stage. Last, whether it leaves its datacenter, and how long the busiest wan port needs
+    for all its rows in turn."""
+    m_stage, m_lo, m_hi = messages[0], messages[1], messages[2]
+    nodes, nics = len(rows_NN), to_NNM.shape[2]
+    each = nics if lanes else 1  # ports of a node, a way
+    quota = np.ones(nics, np.int64)
     ptr = np.zeros(stages + 1, np.int64)
-    for m in range(n):
-        ptr[m_stage[m] + 1] += 1
+    for m in range(len(m_stage)):
+        ptr[m_stage[m] + 1] += each
     for s in range(stages):
         ptr[s + 1] += ptr[s]
-    at = ptr[:-1].copy()
-    ends, wan = (
-        np.empty((4, n), np.int64),
-        np.full((2, n), -1, np.int64),
-    )  # of: message, src, dst, port of dst
-    solo, wan_solo, latency, busy = np.empty(n), np.empty(n), np.empty(n), np.zeros(4 * nodes)
+    at, n = ptr[:-1].copy(), ptr[stages]
+    wire, wan = np.empty((WIRE, n), np.int64), np.full((2, n), -1, np.int64)
+    solo, wan_solo, latency, busy = np.empty(n), np.empty(n), np.empty(n), np.zeros(2 * nodes)
     for k in range(nodes):
         for f in range(nodes):
+            begin, stop, total = pair_ptr[k * nodes + f], pair_ptr[k * nodes + f + 1], rows_NN[k, f]
             far = k // nodes_per_dc != f // nodes_per_dc
-            for m in range(pair_ptr[k * nodes + f], pair_ptr[k * nodes + f + 1]):
-                e = at[m_stage[m]]
-                at[m_stage[m]] += 1
-                ends[0, e], ends[1, e], ends[2, e], ends[3, e] = m, k, f, nodes + f
-                rows = m_hi[m] - m_lo[m]
-                solo[e], latency[e] = rows * lane[k, f] * rates[1], latencies[2] if far else latencies[1]
-                wan_solo[e] = rows * rates[2]
-                if far:
-                    wan[0, e], wan[1, e] = 2 * nodes + k // nodes_per_dc, 3 * nodes + f // nodes_per_dc
-                    busy[wan[0, e]] += wan_solo[e]
-                    busy[wan[1, e]] += wan_solo[e]
+            if lanes and begin < stop:
+                quotas(total, weight_NNM[k, f], first_NN[k, f], quota)
+            for m in range(begin, stop):
+                for l in range(each):
+                    rows, slow = m_hi[m] - m_lo[m], lane[k, f]
+                    if lanes:
+                        rows = m_hi[m] * quota[l] // total - m_lo[m] * quota[l] // total
+                        if rows == 0 or to_NNM[k, f, l] < 0:
+                            continue
+                        slow = UNIT / weight_NNM[k, f, l]
+                    e = at[m_stage[m]]
+                    at[m_stage[m]] += 1
+                    wire[LANE, e], wire[SRC, e], wire[DST, e] = l if lanes else -1, k, f
+                    wire[LEAVES, e] = k * each + l
+                    wire[ENTERS, e] = (nodes + f) * each + (to_NNM[k, f, l] if lanes else 0)
+                    solo[e] = rows * slow * rates[1]
+                    latency[e] = latencies[2] if far else latencies[1]
+                    wan_solo[e] = rows * rates[2]
+                    if far:
+                        out, in_ = k // nodes_per_dc, nodes + f // nodes_per_dc
+                        busy[out] += wan_solo[e]
+                        busy[in_] += wan_solo[e]
+                        wan[0, e], wan[1, e] = 2 * nodes * each + out, 2 * nodes * each + in_
+    if lanes:  # those without rows leave gaps
+        end = 0
+        for s in range(stages):
+            begin, stop, ptr[s] = ptr[s], at[s], end
+            for e in range(begin, stop):
+                wire[:, end], wan[:, end] = wire[:, e], wan[:, e]
+                solo[end], wan_solo[end], latency[end] = solo[e], wan_solo[e], latency[e]
+                end += 1
+        ptr[stages] = n = end
     seconds = message_seconds(
-        ptr, ends[1], ends[3], wan[0], wan[1], solo, wan_solo, float(nics), latency, 4 * nodes, np.ones(n, np.bool_), law
+        ptr, wire[LEAVES], wire[ENTERS], wan[0], wan[1], solo[:n], wan_solo[:n], float(nics // each), latency[:n],
+        2 * nodes * (each + 1), np.ones(n, np.bool_), law,
     )  # fmt: skip
-    return ptr, ends, solo, latency, seconds, wan[0] >= 0, busy.max()
+    return ptr, wire, solo, latency, seconds, wan[0] >= 0, busy.max()
 
 
 @njit(cache=True)
@@ -191,31 +233,31 @@ def lanes_makespan(
     inside, local_rows = local
     per, row_up, lat_up = local_rows.shape[1] // 2, rates[0], latencies[0]
     wide = nodes <= WIDE and loads[4].shape[2] == 0
-    width = per if wide else 1
-    small = 0
-    for m in range(len(m_lo)):
-        small += m_hi[m] - m_lo[m] < 2 * nics
-    few = 4 * small > len(m_lo)  # rows a message: lanes differ
+    few = _few_rows(m_lo, m_hi, nics)
+    width, ports = per if wide or few else 1, 2 * nodes * (nics if few else 1)
     first, owner, entries = _up_stages(stages, nodes, pair_ptr, m_balance, m_spread)
     rows = _up_rows(
         rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per
     )
-    ptr, ends, solo, latency, seconds, far, wan = _wire_rows(
-        stages, rows_NN, loads[7], pair_ptr, m_stage, m_lo, m_hi, rates, latencies, nodes_per_dc, nics, law
-    )
+    ptr, wire, solo, latency, seconds, far, wan = _wire_rows(
+        stages, rows_NN, loads[7], pair_ptr, messages, rates, latencies, nodes_per_dc, law, few, first_NN, to_NNM, weight_NNM
+    )  # fmt: skip
+    pairs = np.zeros(stages, np.int64)  # wire messages of a stage, lanes together
+    for m in range(len(m_stage)):
+        pairs[m_stage[m]] += 1
 
     # Where a stage keeps when its ranks have done it: a row of all nodes, or, from `kept` on, those of its one or two.
     row = np.full(stages, -1, np.int64)
     left, right = np.full(stages, -1, np.int64), np.full(stages, -1, np.int64)
     every, count = nodes * width, 0
     for s in range(stages):
-        if s == local_stage or owner[s] == -1 or ptr[s + 1] - ptr[s] > 1:
+        if s == local_stage or owner[s] == -1 or pairs[s] > 1:
             row[s] = count
             count += 1
         elif owner[s] >= 0:
             left[s] = owner[s]
         elif ptr[s] < ptr[s + 1]:
-            left[s], right[s] = ends[1, ptr[s]], ends[2, ptr[s]]
+            left[s], right[s] = wire[SRC, ptr[s]], wire[DST, ptr[s]]
     kept = count * every
     done = np.zeros(kept + 2 * stages * width)
 
@@ -223,11 +265,12 @@ def lanes_makespan(
     finish = np.zeros(per)
     begun, ended, more = np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per))  # the rows inside nodes
     start, through = np.zeros(len(solo)), np.zeros(len(solo))
-    quota = np.empty(nics, np.int64)
     last = (
         wan * factor(nics, law[0], law[1], law[2]) + latencies[2] if wan > 0.0 else 0.0
     )  # one port, all its rows
     for s in range(stages):
+        if ptr[s] == ptr[s + 1] and first[s] < 0 and s != local_stage:
+            continue  # no lane got a row
         if row[s] >= 0:
             for r in range(every):
                 free[r] = 0.0
@@ -261,48 +304,42 @@ def lanes_makespan(
             for e in range(lo, hi if hi - lo > 1 else lo):
                 shared |= seconds[e] > 1.000001 * (solo[e] + latency[e])
             for e in range(lo, hi if shared else lo):
-                for r in range(width):
-                    start[e] += max(free[ends[1, e] * width + r], free[ends[2, e] * width + r]) / width
+                u, v, l = wire[SRC, e], wire[DST, e], wire[LANE, e]
+                if few:
+                    start[e] = max(free[u * width + carrier[l]], free[v * width + carrier[to_NNM[u, v, l]]])
+                else:
+                    for r in range(width):
+                        start[e] += max(free[u * width + r], free[v * width + r]) / width
                 early, late, longest = min(early, start[e]), max(late, start[e]), max(longest, seconds[e])
             if late - early > 0.02 * longest:
-                staggered(lo, hi, ends[1], 2 * nodes, start, solo, latency, True, law, through)
-                staggered(lo, hi, ends[3], 2 * nodes, start, solo, latency, True, law, through)
+                order = np.argsort(start[lo:hi] + latency[lo:hi])
+                staggered(lo, hi, order, wire[LEAVES], ports, start, solo, latency, True, law, through)
+                staggered(lo, hi, order, wire[ENTERS], ports, start, solo, latency, True, law, through)
             for e in range(lo, hi):
-                m, u, v = ends[0, e], ends[1, e], ends[2, e]
+                u, v, lane = wire[SRC, e], wire[DST, e], wire[LANE, e]
                 takes = through[e] - start[e] if through[e] > 0.0 and not far[e] else seconds[e]
                 x, y = kept + 2 * s * width, kept + (2 * s + 1) * width
                 if row[s] >= 0:
                     x, y = row[s] * every + u * width, row[s] * every + v * width
-                if not wide and not few:
+                if width == 1:
                     now = max(free[u], free[v]) + takes
                     done[x], done[y], last = max(done[x], now), max(done[y], now), max(last, now)
                     continue
-                if few:
-                    quotas(rows_NN[u, v], weight_NNM[u, v], first_NN[u, v], quota)
-                total, whole = rows_NN[u, v], m_hi[m] - m_lo[m]
-                for l in range(nics):
+                for l in range(max(0, lane), lane + 1 if few else nics):
                     to = to_NNM[u, v, l]
-                    if to < 0:
-                        continue
-                    a, b = (carrier[l], carrier[to]) if wide else (0, 0)
-                    now = max(free[u * width + a], free[v * width + b]) + takes
-                    if few:
-                        mine = m_hi[m] * quota[l] // total - m_lo[m] * quota[l] // total
-                        if mine == 0:
-                            continue
-                        now += (takes - latency[e]) * (mine * nics / whole - 1.0)
-                    done[x + a], done[y + b], last = (
-                        max(done[x + a], now),
-                        max(done[y + b], now),
-                        max(last, now),
-                    )
+                    if to >= 0:
+                        a, b = carrier[l], carrier[to]
+                        now = max(free[u * width + a], free[v * width + b]) + takes
+                        done[x + a], done[y + b] = max(done[x + a], now), max(done[y + b], now)
+                        last = max(last, now)
             continue
 
         for j in range(1 if owner[s] >= 0 else nodes):  # inside them
             u = owner[s] if owner[s] >= 0 else j
             before, now = 0.0, 0.0
-            for r in range(u * width, u * width + width):
-                before = max(before, free[r])
+            for r in range(width):
+                if wide or width == 1 or s == local_stage or _has_part(rows, first[s] + j, r, per):
+                    before = max(before, free[u * width + r])
             # What is left of the rows inside the node shares the ports.
             rest = (ended[u] - max(before, begun[u])) / (ended[u] - begun[u]) if ended[u] > before else 0.0
             x = row[s] * every + u * width if row[s] >= 0 else kept + 2 * s * width
@@ -321,7 +358,14 @@ def lanes_makespan(
                         worst = max(worst, work + rest * local_rows[u, r])
                 if worst > 0.0:
                     now = before + lat_up + worst * row_up
-                    done[x] = max(done[x], now)
+                    for r in range(width):
+                        if width == 1 or _has_part(
+                            local_rows if s == local_stage else rows,
+                            u if s == local_stage else first[s] + j,
+                            r,
+                            per,
+                        ):
+                            done[x + r] = max(done[x + r], now)
             last = max(last, now)
             if s == local_stage:
                 begun[u], ended[u] = before, now

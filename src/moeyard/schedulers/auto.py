@@ -20,6 +20,7 @@ from moeyard.schedulers.lanes import (
     shunt_orders,
     spread_lanes,
     waves_lanes,
+    worth_waves,
 )
 from moeyard.traffic import Traffic
 
@@ -56,8 +57,9 @@ def _candidates(pairs: Pairs) -> Iterator[Candidate]:
 
 def _at_once(pairs: Pairs) -> Iterator[Candidate]:
     least = pairs.looks[1].at_once
-    yield "waves", least, lambda: waves_lanes(pairs)
-    yield "rails", least, lambda: rails_lanes(pairs)
+    if worth_waves(pairs):  # else both are shot
+        yield "waves", least, lambda: waves_lanes(pairs)
+        yield "rails", least, lambda: rails_lanes(pairs)
     yield "shot", least, lambda: shot_lanes(pairs)
 
 

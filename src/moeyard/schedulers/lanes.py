@@ -110,9 +110,13 @@ def waves_lanes(pairs: Pairs) -> Lanes:
     return _in_waves(pairs, wave_cuts(*pairs.ratios.common))
 
 
+def worth_waves(pairs: Pairs) -> bool:
+    """Whether any pair is sent in waves: one that crosses within two latencies gains nothing from them."""
+    return pairs.looks[1].longest >= 2 * pairs.cluster.scale_out.latency
+
+
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     cluster = pairs.cluster
-    # A pair whose lane crosses within two latencies gains nothing from waves.
     least = 2 * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
     wire = waves(pairs.rows_NN, least * pairs.capacity_NN, cuts)
     count = len(cuts) if cluster.nodes > 1 else 0
@@ -169,7 +173,7 @@ def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, flo
     for name, least, make in candidates:
         if least < best:
             made = make()
-            seconds = estimate_lanes(made)
+            seconds = best if form is not None and made.like(form) else estimate_lanes(made)
             found[name] = min(seconds, found.get(name, seconds))
             alike = math.isclose(seconds, best, rel_tol=1e-9)
             if form is None or (len(made.stages) < len(form.stages) if alike else seconds < best):
