@@ -44,7 +44,6 @@ CLOCK = (
 SIMULATOR = hashlib.sha256(
     b"".join(path.read_bytes() for one in CLOCK for path in sorted(PACKAGE.glob(one)))
 ).hexdigest()[:8]  # figures of another simulator are not taken over
-Found = dict[str, tuple[str, float]]  # scheduler -> simulator and plan, simulated time over bound
 
 
 @dataclass(frozen=True)
@@ -78,23 +77,19 @@ def measure(cell: Cell, names: tuple[str, ...] = NAMES) -> dict[str, float]:
     return {n: round(estimate(cluster, my.schedule(cluster, traffic, n)) / best, 4) for n in names}
 
 
-def simulated(cell: Cell, names: tuple[str, ...], known: Found) -> Found:
-    """Scheduler -> its plan, and simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error: at most
-    0.2% too long up to 40 nodes, 0.5% at 128.
-
-    Equal plans are simulated once, and not at all if `known`."""
+def plan_keys(cell: Cell, names: tuple[str, ...]) -> dict[str, str]:
+    """Scheduler -> simulator and plan, so that equal plans are simulated once."""
     cluster, traffic = cell.job()
-    best = my.bound(cluster, traffic)
+    return {n: f"{SIMULATOR}-{my.schedule(cluster, traffic, n).digest}" for n in names}
+
+
+def simulated(cell: Cell, name: str) -> float:
+    """Simulated time over bound. Exact up to 8 nodes, beyond with the simulator's bounded error: at most 0.2% too long up to 40
+    nodes, 0.5% at 128."""
+    cluster, traffic = cell.job()
     tolerance = 0.0 if cell.nodes <= 8 else 0.002 if cell.nodes <= 40 else 0.005
-    ratios = dict(known.values())
-    found = {}
-    for n in names:
-        plan = my.schedule(cluster, traffic, n)
-        key = f"{SIMULATOR}-{plan.digest}"
-        if key not in ratios:
-            ratios[key] = round(my.simulate(cluster, plan, tolerance=tolerance).makespan / best, 4)
-        found[n] = (key, ratios[key])
-    return found
+    plan = my.schedule(cluster, traffic, name)
+    return round(my.simulate(cluster, plan, tolerance=tolerance).makespan / my.bound(cluster, traffic), 4)
 
 
 def limit(cell: Cell) -> float:
@@ -147,7 +142,7 @@ def main() -> None:
         golden = json.loads(GOLDEN.read_text())
         problems += [f"{c}: {golden.get(c)} is now {r}" for c, r in figures.items() if golden.get(c) != r]
     promised = [cell for cell in todo if limit(cell) < math.inf]
-    for law in LAWS:
+    for law in LAWS if promised else ():
         worst = max((figures[str(c)]["auto"], str(c)) for c in promised if c.law == law)
         print(f"auto, 4 to 40 nodes, 256 MB and more, {law}: at most {worst[0]} x bound ({worst[1]})")
     if options.simulate:
@@ -160,21 +155,33 @@ def main() -> None:
 
 
 def simulate_all(todo: list[Cell], options: argparse.Namespace) -> list[dict[str, float]]:
-    """Every cell's ratios by the simulator; those of --results taken over, the others added to it as they are done."""
-    known: dict[str, Found] = {}
-    if options.results is not None and options.results.exists():
-        known = dict(json.loads(line) for line in options.results.read_text().splitlines())
+    """Every cell's ratios by the simulator. What --results has of the same plans is taken over, the rest added as it is done."""
+    store, names = options.results, tuple(options.schedulers)
+    known: dict[str, dict[str, float]] = {}  # cell -> simulator and plan -> time over bound
+    if store is not None and store.exists():
+        known = dict(json.loads(line) for line in store.read_text().splitlines())
     run = Parallel(n_jobs=options.jobs, return_as="generator")
-    names = tuple(options.schedulers)
-    calls = (delayed(simulated)(cell, names, known.get(str(cell), {})) for cell in todo)
-    ratios = []
-    for cell, found in zip(todo, track(run(calls), "simulating", total=len(todo)), strict=True):
-        if options.results is not None:
-            known[str(cell)] = known.get(str(cell), {}) | found
-            lines = "".join(json.dumps([name, one]) + "\n" for name, one in known.items())
-            options.results.write_text(lines)
-        ratios.append({name: ratio for name, (_, ratio) in found.items()})
-    return ratios
+    keys = list(track(run(delayed(plan_keys)(cell, names) for cell in todo), "planning", total=len(todo)))
+    new = {
+        (cell, key): name
+        for cell, own in zip(todo, keys, strict=True)
+        for name, key in own.items()
+        if key not in known.setdefault(str(cell), {})
+    }
+    run = Parallel(n_jobs=options.jobs, return_as="generator_unordered")
+    work = run(delayed(_with_key)(cell, key, name) for (cell, key), name in new.items())
+    for cell, key, ratio in track(work, "simulating", total=len(new)):
+        known[cell][key] = ratio
+        if store is not None:
+            store.write_text("".join(json.dumps(one) + "\n" for one in known.items()))
+    return [
+        {name: known[str(cell)][key] for name, key in own.items()}
+        for cell, own in zip(todo, keys, strict=True)
+    ]
+
+
+def _with_key(cell: Cell, key: str, name: str) -> tuple[str, str, float]:
+    return str(cell), key, simulated(cell, name)
 
 
 def judge(todo: list[Cell], figures: dict[str, dict[str, float]], found: list[dict[str, float]]) -> list[str]:
