@@ -119,10 +119,9 @@ class Schedule:
         return digest.hexdigest()[:32]
 
     def _flip(self, table: IntArray) -> IntArray:
-        flipped = table[:, [0, 2, 1, 4, 3, 5, 6]]  # src <-> dst, origin <-> target
+        flipped = np.ascontiguousarray(table[:, [0, 2, 1, 4, 3, 5, 6]])  # src <-> dst, origin <-> target
         flipped[:, 0] = self.num_stages - 1 - flipped[:, 0]
-        in_order: IntArray = sort_transfers(flipped, self.num_stages, self.cluster.num_ranks)
-        return in_order
+        return frozen(sort_transfers(flipped, self.num_stages, self.cluster.num_ranks))
 
 
 def _records(table: IntArray, dtype: np.dtype[Any]) -> np.recarray[Any, Any]:

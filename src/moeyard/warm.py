@@ -10,6 +10,7 @@ import numpy as np
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
+from moeyard.estimate import estimate
 from moeyard.lower import lower
 from moeyard.model import ModelSpec
 from moeyard.planners import place
@@ -17,14 +18,21 @@ from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
 _ROW_BYTES = 1024
+_TRIED = ("direct", "rails", "waves", "shot", "spread", "fast", "shunt")  # by `auto`
 
 
 def warm_schedules(cluster: Cluster, schedulers: Iterable[str]) -> None:
-    """Small traffic by each scheduler, lowered for a rank, forth and back."""
-    rows = np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks))
-    for name in schedulers:
-        made = schedule(cluster, Traffic(rows, _ROW_BYTES), name)
-        lower(made, 0), lower(made.reversed(), 0)
+    """Traffic by each scheduler, costed, and lowered for a rank, forth and back. `auto` builds only what may win: so all that it may
+    build, on small even traffic and on some that is large (pairs in waves and pieces) and lopsided (orders with gaps)."""
+    shape = (cluster.num_ranks, cluster.num_ranks)
+    even = np.random.default_rng(0).integers(0, 40, shape)
+    large = int(1 + 4 * cluster.scale_out.bandwidth * cluster.scale_out.latency / _ROW_BYTES)
+    uneven = [even * large * np.random.default_rng(seed).integers(0, 3, shape) for seed in range(8)]
+    names = list(schedulers)
+    for name in dict.fromkeys([*(_TRIED if "auto" in names else ()), *names]):
+        for rows in (even, *uneven):
+            made = schedule(cluster, Traffic(rows, _ROW_BYTES), name)
+            estimate(cluster, made), lower(made, 0), lower(made.reversed(), 0)
 
 
 def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic:
