@@ -50,9 +50,7 @@ def main():
     wall, cpu = time.perf_counter(), time.process_time()
     engine.run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    version = (
-        ".".join(str(part) for part in simgrid.simgrid_version) if hasattr(simgrid, "simgrid_version") else ""
-    )
+    version = str(simgrid.simgrid_version) if hasattr(simgrid, "simgrid_version") else ""
     print(json.dumps({"makespan": engine.clock, "end": end, "wall": wall, "cpu": cpu, "version": version}))
 
 

@@ -14,22 +14,21 @@ from moeyard.estimate import estimate
 from moeyard.lower import lower
 from moeyard.model import ModelSpec
 from moeyard.planners import place
-from moeyard.schedulers import schedule
+from moeyard.schedulers import SCHEDULERS, schedule
 from moeyard.traffic import Traffic
 
 _ROW_BYTES = 1024
-_TRIED = ("direct", "rails", "waves", "shot", "spread", "fast", "shunt")  # by `auto`
 
 
 def warm_schedules(cluster: Cluster, schedulers: Iterable[str]) -> None:
-    """Traffic by each scheduler, costed, and lowered for a rank, forth and back. `auto` builds only what may win: so all that it may
-    build, on small even traffic and on some that is large (pairs in waves and pieces) and lopsided (orders with gaps)."""
+    """Traffic by each scheduler, costed, and lowered for a rank, forth and back. `auto` builds only what may win: so for it all of
+    them, on small even traffic and on some that is large (pairs in waves and pieces) and lopsided (orders with gaps)."""
     shape = (cluster.num_ranks, cluster.num_ranks)
     even = np.random.default_rng(0).integers(0, 40, shape)
     large = int(1 + 4 * cluster.scale_out.bandwidth * cluster.scale_out.latency / _ROW_BYTES)
     uneven = [even * large * np.random.default_rng(seed).integers(0, 3, shape) for seed in range(8)]
     names = list(schedulers)
-    for name in dict.fromkeys([*(_TRIED if "auto" in names else ()), *names]):
+    for name in SCHEDULERS if "auto" in names else names:
         for rows in (even, *uneven):
             made = schedule(cluster, Traffic(rows, _ROW_BYTES), name)
             estimate(cluster, made), lower(made, 0), lower(made.reversed(), 0)

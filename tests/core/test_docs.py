@@ -26,6 +26,12 @@ def test_the_readme_shows_the_golden_figures():
     assert with_table(readme, quality_table(json.loads(GOLDEN.read_text()))) == readme
 
 
+def test_the_readme_counts_the_families_that_the_oracle_passed():
+    found = json.loads((ROOT / "bench" / "results" / "hf_oracle.json").read_text())
+    passed = sum(oracle_passed(one) for one in found.values())
+    assert f"{passed} of the {len(found)} MoE families" in (ROOT / "README.md").read_text()
+
+
 def test_the_golden_file_keeps_every_promise():
     golden = json.loads(GOLDEN.read_text())
     assert len(golden) == 360

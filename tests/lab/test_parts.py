@@ -69,6 +69,9 @@ def test_unknown_traffic_is_refused(tmp_path):
     for name, words in (("zipf-local:x", "exponent"), ("blanced", "balanced"), ("a/b.npz@0", "a/b.npz")):
         with pytest.raises((MoeyardError, OSError), match=words):
             lab_traffic(cluster, name, 1.0, 64)
+    for mb, row_bytes in ((float("nan"), 64), (-1.0, 64), (float("inf"), 64), (1.0, 0)):
+        with pytest.raises(MoeyardError, match="both must be positive"):
+            lab_traffic(cluster, "balanced", mb, row_bytes)
 
 
 def test_messages_along_rails_are_predicted_as_simulated():

@@ -105,14 +105,16 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     """Compile, start the ranks, show their progress; what rank 0 returned. The first Ctrl-C asks them to save and end."""
     from moeyard.lab import LabSpec
     from moeyard.lab import run as run_in_lab
-    from moeyard.train.prepare import prepare
+    from moeyard.train.prepare import check, prepare
     from moeyard.train.record import STOP
 
+    cluster = LabSpec.load(lab).cluster
+    check(options)
     began = time.monotonic()
     out = Console(stderr=True, highlight=False)
     if not quiet:
         out.print("compiling the planning kernels (cached for the next time) ...")
-    prepare(LabSpec.load(lab).cluster, options)
+    prepare(cluster, options)
     if not quiet:
         out.print(f"compiled in {time.monotonic() - began:.0f} s; starting the ranks ...")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from moeyard.arrays import FloatArray
@@ -21,6 +23,10 @@ def lab_traffic(cluster: Cluster, name: str, mb: float, row_bytes: int, seed: in
     name: a workload (balanced, random, zipf:1.2, hot:0.25, sparse:0.1), `zipf-local:1.2`, a traffic file, or `FILE.npz@RECORD`: the
     record of a trace, its last layer, experts homed evenly.
     """
+    if not (mb > 0 and math.isfinite(mb)) or row_bytes < 1:
+        raise MoeyardError(
+            f"traffic {name}: {mb!r} MB in rows of {row_bytes} bytes; both must be positive and finite"
+        )
     weights = _weights(cluster, name, row_bytes, seed)
     node = cluster.node_R
     across = node[:, None] != node[None, :]
@@ -38,7 +44,9 @@ def _weights(cluster: Cluster, name: str, row_bytes: int, seed: int) -> FloatArr
         try:
             exponent = float(text or 1.2)
         except ValueError:
-            raise MoeyardError(f"traffic {name}: {text!r} is no exponent; write {LOCAL}:1.2") from None
+            exponent = math.nan
+        if not math.isfinite(exponent):
+            raise MoeyardError(f"traffic {name}: {text!r} is no exponent; write {LOCAL}:1.2")
         local = np.arange(ranks) % cluster.ranks_per_node
         return np.tile((1.0 + local) ** -exponent, (ranks, 1))
     if "@" in name:

@@ -31,6 +31,7 @@ Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cann
 
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
+BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
@@ -111,13 +112,13 @@ def waves_lanes(pairs: Pairs) -> Lanes:
 
 
 def worth_waves(pairs: Pairs) -> bool:
-    """Whether any pair is sent in waves: one that crosses within two latencies gains nothing from them."""
-    return pairs.looks[1].longest >= 2 * pairs.cluster.scale_out.latency
+    """Whether any pair is sent in waves."""
+    return pairs.looks[1].longest >= BRIEF * pairs.cluster.scale_out.latency
 
 
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     cluster = pairs.cluster
-    least = 2 * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
+    least = BRIEF * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
     wire = waves(pairs.rows_NN, least * pairs.capacity_NN, cuts)
     count = len(cuts) if cluster.nodes > 1 else 0
     return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True, waves=count)

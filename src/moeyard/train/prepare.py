@@ -36,7 +36,6 @@ def check(options: Options) -> None:
 
 def prepare(cluster: Cluster, options: Options) -> None:
     """Plan a small demand in every mode of the run: placement and simulation here, schedules in another process."""
-    check(options)
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
         job.write_bytes(pickle.dumps((cluster, options)))
