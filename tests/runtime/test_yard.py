@@ -69,15 +69,17 @@ def test_an_arena_lends_a_buffer_to_one_at_a_time_and_grows():
     assert arena.held_bytes == 0
 
 
-def test_a_workspace_grows_and_then_belongs_to_nobody():
+def test_a_workspace_grows_and_numbers_its_fillings():
     workspace, cpu = Workspace(), torch.device("cpu")
     small = workspace.take("w", (2, 3), torch.float32, cpu)
-    workspace.owner = "someone"
+    first = workspace.next_turn()
     assert workspace.take("w", (3, 2), torch.float32, cpu).data_ptr() == small.data_ptr()
-    assert workspace.owner == "someone"
     workspace.take("w", (20, 3), torch.float32, cpu)
-    assert workspace.owner is None
+    assert workspace.filled == first  # a buffer grows on one rank and not on another: no reason to gather
     assert workspace.held_bytes == 240
+    workspace.clear()
+    assert workspace.filled != first
+    assert workspace.next_turn() != first
 
 
 @pytest.mark.parametrize("scheduler", ["fast", "shunt", "rails", "spread"])

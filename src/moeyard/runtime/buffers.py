@@ -39,11 +39,12 @@ class Arena:
 
 
 class Workspace:
-    """One growing buffer per key: what the layers of a model share. Whoever wrote last owns the contents."""
+    """One growing buffer per key: what the layers of a model share. Fillings are numbered: all ranks of a yard fill in the same order,
+    so what one rank knows of the last filling all know."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
-        self.owner: object = None
+        self.filled = 0  # the number of the filling that lies here
 
     def take(
         self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -55,8 +56,12 @@ class Workspace:
         if buffer is None or buffer.numel() < count:
             buffer = torch.empty(count, dtype=dtype, device=device)
             self._buffers[key, dtype, device] = buffer
-            self.owner = None
         return buffer[:count].view(shape)
+
+    def next_turn(self) -> int:
+        """Whoever filled the buffers says so, and remembers the number."""
+        self.filled += 1
+        return self.filled
 
     @property
     def held_bytes(self) -> int:
@@ -64,4 +69,4 @@ class Workspace:
 
     def clear(self) -> None:
         self._buffers.clear()
-        self.owner = None
+        self.filled += 1

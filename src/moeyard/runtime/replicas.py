@@ -1,7 +1,9 @@
 """Experts away from home: parameters gathered to their replicas before use, gradients reduced to their homes.
 
-A replica is workspace. All layers of a yard share one buffer, so it holds one layer's experts at a time; the backward
-pass fills it again where another layer has used it since. Nothing of it is a parameter.
+A replica is workspace. All layers of a yard share one buffer, so it holds one layer's experts at a time. Every forward gathers; the
+backward pass gathers again where another forward has used the buffer since. Both follow from the order of the calls, which is the
+same on all ranks; never from a parameter's identity or version, which fused optimizers and casts leave alone or make anew. Nothing of
+it is a parameter.
 """
 
 from __future__ import annotations
@@ -63,24 +65,24 @@ class Hosted:
 
     def __init__(self, yard: Yard, copies: Copies, homes: Sequence[torch.Tensor]) -> None:
         self.yard, self.copies, self.homes = yard, copies, [home.detach() for home in homes]
-        self.key = (copies.digest, *((id(home), home._version) for home in homes))
-        self._keep = list(homes)  # an id is a name only while its tensor lives
         width = sum(_width(home) for home in homes)
         self.parts = math.gcd(width, PARTS) or 1
         self.plan = copies.plan(max(1, width // self.parts * homes[0].element_size()), self.parts)
         self.weights: list[torch.Tensor] = []
         self.fill()
 
+    def refill(self) -> None:
+        """Gather again, unless nothing else has been gathered since. Every rank of the yard comes here at the same point."""
+        if self.yard.workspace.filled != self.turn:
+            self.fill()
+
     def fill(self) -> None:
-        """Gather, unless the workspace holds these very experts. Every rank of the yard comes here at the same point."""
+        """Gather the experts hosted here. Every rank of the yard comes here at the same point."""
         workspace, copies = self.yard.workspace, self.copies
-        fresh = workspace.owner != self.key
         self.weights = [
             workspace.take(f"expert{i}", (copies.hosted, *home.shape[1:]), home.dtype, home.device)
             for i, home in enumerate(self.homes)
         ]
-        if not fresh:
-            return
         leaving = torch.cat([home.index_select(0, copies.sent).flatten(1) for home in self.homes], dim=1)
         arriving = leaving.new_empty((len(copies.got), leaving.shape[1]))
         exchange(self.yard, self.plan, False, self._cut(arriving), self._cut(leaving))
@@ -90,7 +92,7 @@ class Hosted:
             weight.index_copy_(0, copies.kept, home)
             weight.index_copy_(0, copies.got, arriving[:, at : at + width].reshape(-1, *home.shape[1:]))
             at += width
-        workspace.owner = self.key
+        self.turn = workspace.next_turn()
 
     def _cut(self, experts: torch.Tensor) -> torch.Tensor:
         """[expert, width] -> [row, part of the width], the same memory."""
@@ -141,7 +143,7 @@ class Refill(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.hosted.fill()
+        ctx.hosted.refill()
         return grads[0], None
 
 
