@@ -30,3 +30,22 @@ def test_replicas_are_fresh_whatever_steps_the_parameters(optimizer):
     ]
     for case, off in zip(cases, worst(cases), strict=True):
         assert off < 1e-4, case
+
+
+def test_replicas_are_fresh_in_every_precision():
+    """Under autocast the experts that travel are temporaries: their identity says nothing, on one rank or between ranks."""
+    cases = [
+        (optimizer, how, precision, layers, accumulate, checkpointed)
+        for optimizer, how in (("adamw", FUSED), ("sgd", PLAIN))
+        for precision in ("autocast", "bf16")
+        for layers, accumulate, checkpointed in ((1, 1, False), (2, 3, False), (3, 1, True))
+    ]
+    for case, off in zip(cases, worst(cases), strict=True):
+        assert off < 5e-2, case
+
+
+@pytest.mark.slow
+def test_ranks_never_part_under_autocast():
+    """Hundreds of steps: a rank that skipped an exchange which another took part in would get a later step's rows."""
+    cases = [("sgd", FUSED, "autocast", 1, 1, False)]
+    assert worst(cases, steps=400)[0] < 5e-2
