@@ -13,7 +13,7 @@ from moeyard.assign import ASSIGNERS, assign
 from moeyard.cluster import Cluster, Port
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
-from moeyard.kernels import assign as kernel
+from moeyard.kernels.place import assign as kernel
 from moeyard.placement import Placement
 
 every_policy = pytest.mark.parametrize("policy", [*ASSIGNERS, "auto"])

@@ -20,7 +20,7 @@ from moeyard.cost import (
 )
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.kernels import cost as kernel
+from moeyard.kernels.step import cost as kernel
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 

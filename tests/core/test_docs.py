@@ -28,7 +28,7 @@ def test_the_readme_shows_the_golden_figures():
 
 def test_the_readme_counts_the_families_that_the_oracle_passed():
     found = json.loads((ROOT / "bench" / "results" / "hf_oracle.json").read_text())
-    passed = sum(oracle_passed(one) for one in found.values())
+    passed = sum("reason" not in one for one in found.values())
     assert f"{passed} of the {len(found)} MoE families" in (ROOT / "README.md").read_text()
 
 

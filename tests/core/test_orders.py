@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.slow_birkhoff import slow_birkhoff
 
-from moeyard.kernels import orders
-from moeyard.kernels.estimate import MANY, shared_by_many, staggered
-from moeyard.kernels.stages import assemble, matchings_in_order
+from moeyard.kernels.cost.estimate import MANY, shared_by_many, staggered
+from moeyard.kernels.orders import orders
+from moeyard.kernels.stages.stages import assemble, matchings_in_order
 
 
 @st.composite

