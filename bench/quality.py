@@ -41,11 +41,11 @@ CLOCK = (
     "sim/flow.py",
     "sim/lump.py",
     "sim/operations.py",
-    "kernels/flow.py",
-    "kernels/flow_dag.py",
-    "kernels/flow_lump.py",
-    "kernels/heap.py",
-    "kernels/sharing.py",
+    "kernels/flow/run.py",
+    "kernels/flow/dag.py",
+    "kernels/flow/lump.py",
+    "kernels/common/heap.py",
+    "kernels/flow/sharing.py",
 )
 # Figures of another simulator or other ports are not taken over.
 SIMULATOR = hashlib.sha256(

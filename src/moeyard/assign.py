@@ -12,9 +12,9 @@ from moeyard.cluster import Cluster
 from moeyard.cost import ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
-from moeyard.kernels import assign as kernel
-from moeyard.kernels import search
-from moeyard.kernels.quota import quota_shares
+from moeyard.kernels.place import assign as kernel
+from moeyard.kernels.place.quota import quota_shares
+from moeyard.kernels.step import search
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
 

@@ -29,8 +29,8 @@ from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.kernels import cost as kernel
-from moeyard.kernels.cost import Ports, Rates
+from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step.cost import Ports, Rates
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 

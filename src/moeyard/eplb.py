@@ -14,7 +14,7 @@ import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.errors import InvalidDemand, InvalidPlacement
-from moeyard.kernels.pack import rebalance, slots_of_experts
+from moeyard.kernels.place.pack import rebalance, slots_of_experts
 
 TRIES = 6  # packings of other copy counts, while the greedy one misses the mean of the heaviest node
 ROUNDS = 64  # swaps off the heaviest gpu

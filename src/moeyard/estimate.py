@@ -8,8 +8,8 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes
-from moeyard.kernels.estimate import makespan, message_seconds
-from moeyard.kernels.lane_estimate import lanes_makespan
+from moeyard.kernels.cost.estimate import makespan, message_seconds
+from moeyard.kernels.cost.lanes import lanes_makespan
 from moeyard.schedule import Schedule
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moeyard.arrays import frozen
 from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.forms.lanes import Lanes
-from moeyard.kernels.lower import lower_tables
+from moeyard.kernels.program.lower import lower_tables
 from moeyard.program import INPUT, OUTPUT, RELAY, Program
 from moeyard.schedule import Schedule
 

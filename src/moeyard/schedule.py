@@ -12,7 +12,7 @@ import numpy as np
 
 from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.kernels.tables import inverted_after, merge_messages, sort_transfers
+from moeyard.kernels.program.tables import inverted_after, merge_messages, sort_transfers
 from moeyard.traffic import Traffic
 
 # One hop src -> dst of rows [start, start + rows) of the block origin -> target. A table of them is an int64

@@ -7,8 +7,8 @@ import numpy as np
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
-from moeyard.kernels.tables import DST, SRC
-from moeyard.kernels.verify import FINE, MISSING, NOT_HELD, PASSED_ON, RECEIVED_TWICE, check_rank
+from moeyard.kernels.program.tables import DST, SRC
+from moeyard.kernels.program.verify import FINE, MISSING, NOT_HELD, PASSED_ON, RECEIVED_TWICE, check_rank
 from moeyard.schedule import COLUMNS, Schedule
 from moeyard.traffic import Traffic
 

@@ -12,8 +12,8 @@ import numpy as np
 from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.blocks import block_receives, block_sends, direct_seconds
-from moeyard.kernels.tables import DST, SRC, sort_messages, sort_transfers
+from moeyard.kernels.program.blocks import block_receives, block_sends, direct_seconds
+from moeyard.kernels.program.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 

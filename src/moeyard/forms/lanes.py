@@ -11,12 +11,12 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
-from moeyard.kernels.estimate import first_looks
-from moeyard.kernels.lanes import lane_part, pair_sums
-from moeyard.kernels.loads import local_loads, pair_loads, scale_up_ratios
-from moeyard.kernels.lower import lower_lanes
-from moeyard.kernels.stages import assemble, chained_form, staged_form
-from moeyard.kernels.tables import sort_transfers
+from moeyard.kernels.cost.estimate import first_looks
+from moeyard.kernels.lanes.lanes import lane_part, pair_sums
+from moeyard.kernels.lanes.loads import local_loads, pair_loads, scale_up_ratios
+from moeyard.kernels.program.lower import lower_lanes
+from moeyard.kernels.program.tables import sort_transfers
+from moeyard.kernels.stages.stages import assemble, chained_form, staged_form
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeyard.arrays import IntArray, frozen
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.tables import DST, ORIGIN, SRC, STAGE, TARGET, sort_transfers
+from moeyard.kernels.program.tables import DST, ORIGIN, SRC, STAGE, TARGET, sort_transfers
 from moeyard.schedule import COLUMNS, Stages
 
 

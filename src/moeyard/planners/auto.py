@@ -11,8 +11,8 @@ from moeyard.arrays import BoolArray, FloatArray, IntArray
 from moeyard.assign import job_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels import search
-from moeyard.kernels.search import Job
+from moeyard.kernels.step import search
+from moeyard.kernels.step.search import Job
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.balanced import plan_balanced

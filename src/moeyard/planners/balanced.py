@@ -7,7 +7,7 @@ import numpy as np
 from moeyard.arrays import BoolArray
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.pack import pack, replicate
+from moeyard.kernels.place.pack import pack, replicate
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 

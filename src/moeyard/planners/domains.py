@@ -21,9 +21,9 @@ from moeyard.cluster import Cluster
 from moeyard.cost import StepCost, cost_of, ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
-from moeyard.kernels import cost as kernel
-from moeyard.kernels.cost import Ports, Rates
-from moeyard.kernels.domains import crossing_totals, domain_loads, domain_of, node_totals
+from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step.cost import Ports, Rates
+from moeyard.kernels.step.domains import crossing_totals, domain_loads, domain_of, node_totals
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN

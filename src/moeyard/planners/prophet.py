@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
-from moeyard.kernels.place import Times, greedy_hosts
+from moeyard.kernels.place.place import Times, greedy_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN, mean_bandwidth, slot_cap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place import add_spare, level, quota_hosts
+from moeyard.kernels.place.place import add_spare, level, quota_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import slot_cap

@@ -12,7 +12,7 @@ from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
-from moeyard.kernels.orders import (
+from moeyard.kernels.orders.orders import (
     birkhoff,
     heavy_matchings,
     in_list_order,
@@ -23,7 +23,7 @@ from moeyard.kernels.orders import (
     wave_cuts,
     waves,
 )
-from moeyard.kernels.stages import levels_by_stage
+from moeyard.kernels.stages.stages import levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 

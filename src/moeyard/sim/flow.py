@@ -9,8 +9,8 @@ import numpy as np
 from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster, Contention
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
-from moeyard.kernels.flow import run_flows
-from moeyard.kernels.flow_dag import message_graph
+from moeyard.kernels.flow.dag import message_graph
+from moeyard.kernels.flow.run import run_flows
 from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule
 from moeyard.sim.lump import lumped

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeyard.arrays import BoolArray, FloatArray, IntArray
-from moeyard.kernels.flow_lump import (
+from moeyard.kernels.flow.lump import (
     classes_hold,
     member_causes,
     merged_graph,

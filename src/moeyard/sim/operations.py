@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.sharing import MAX_HOPS
+from moeyard.kernels.flow.sharing import MAX_HOPS
 
 
 @dataclass(frozen=True, eq=False)

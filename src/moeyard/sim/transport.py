@@ -13,7 +13,7 @@ from moeyard.cluster import Cluster
 from moeyard.cost import ports_of, rates_of, replica_pairs
 from moeyard.errors import UnknownName
 from moeyard.estimate import estimate
-from moeyard.kernels import cost as kernel
+from moeyard.kernels.step import cost as kernel
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.schedule import Schedule
