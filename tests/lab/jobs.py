@@ -59,7 +59,7 @@ def plain(megabytes):
 
 def where():
     """Where the rank thinks it is."""
-    from moeyard.runtime.detect import lab_place
+    from moeyard.runtime.transport.detect import lab_place
 
     place = lab_place()
     return os.environ["GLOO_SOCKET_IFNAME"], place.shaped, place.interfaces
@@ -120,7 +120,7 @@ def broken_rail(timeout, steps, slow_at, cut_at):
 def delay(repeat):
     """Between the two nodes: the least seconds there and back, and those of a megabyte."""
     import moeyard.lab.network as network
-    from moeyard.runtime.detect import lab_place
+    from moeyard.runtime.transport.detect import lab_place
 
     rank, cluster = int(os.environ["RANK"]), lab_place().cluster
     times = []

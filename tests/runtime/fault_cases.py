@@ -15,7 +15,7 @@ from exchange_cases import cluster_of, one_exchange, traffics
 from exchange_cases import prepare as prepare_schedulers
 
 import moeyard.runtime as yr
-from moeyard.runtime import groups
+from moeyard.runtime import yard as groups
 
 
 def prepare():

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from moeyard.lower import lower
-from moeyard.runtime.channels import RAIL_BACKEND, make_group, register_rail_backend
-from moeyard.runtime.exchange import exchange
-from moeyard.runtime.groups import Yard
-from moeyard.runtime.plans import Plan, plan_digest
-from moeyard.runtime.rails import common_rail
+from moeyard.runtime.agree.plans import Plan, plan_digest
+from moeyard.runtime.faults.rails import common_rail
+from moeyard.runtime.transport.channels import RAIL_BACKEND, make_group, register_rail_backend
+from moeyard.runtime.transport.gloo import exchange
+from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
@@ -198,7 +198,7 @@ def _many(yard: Yard, flows: int, out: torch.Tensor) -> Callable[[], None]:
 
 def _rails(yard: Yard) -> list[list[float]]:
     """Every nic's rate over the cluster's."""
-    from moeyard.runtime.measure import remeasure
+    from moeyard.runtime.observe.measure import remeasure
 
     factors: list[list[float]] = remeasure(yard, size=1 << 20).rails.tolist()
     return factors

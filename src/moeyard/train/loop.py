@@ -18,7 +18,7 @@ from moeyard.train.skew import Skew
 from moeyard.train.text import Text
 
 if TYPE_CHECKING:
-    from moeyard.train.record import Record
+    from moeyard.train.journal import Record
 
 
 def train_step(

@@ -17,8 +17,8 @@ from moeyard.train.clocks import clock_offsets
 
 if TYPE_CHECKING:
     from moeyard.runtime import Yard
-    from moeyard.runtime.exchange import Mark
-    from moeyard.runtime.plans import Plan
+    from moeyard.runtime.agree.plans import Plan
+    from moeyard.runtime.transport.gloo import Mark
 
 
 @dataclass

@@ -23,7 +23,7 @@ from torch import nn
 
 from moeyard.runtime.hf.compute import experts_forward, through
 from moeyard.runtime.hf.places import Place
-from moeyard.runtime.share import Stack
+from moeyard.runtime.layers.share import Stack
 
 Adapter = Callable[[str, nn.Module], "Place | None"]
 

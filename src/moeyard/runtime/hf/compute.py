@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.dispatch import Route, combine, dispatch
-from moeyard.runtime.experts import grouped_linear
-from moeyard.runtime.record import tell
-from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.experts import grouped_linear
+from moeyard.runtime.layers.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.observe.routing import tell
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
-    from moeyard.runtime.share import Share
+    from moeyard.runtime.layers.share import Share
+    from moeyard.runtime.yard import Yard
 
 NAME = "moeyard"
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.control import small_digest
-from moeyard.runtime.share import expert_modules
+from moeyard.runtime.agree.control import small_digest
+from moeyard.runtime.layers.share import expert_modules
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 _DONE = "_is_hf_initialized"  # transformers' own mark: its init functions pass by what carries it
 
@@ -24,7 +24,7 @@ def initialise(model: Any, yard: Yard, *, seed: int = 0) -> Any:
     Values depend on `seed`, the module's name and, for experts, the expert: not on the ranks. So dense parameters are equal on
     all ranks, and a model made on 4 ranks is the model made on 8.
     """
-    from moeyard.runtime.load import materialize  # it imports this folder
+    from moeyard.runtime.weights.load import materialize  # it imports this folder
 
     materialize(model, yard)
     unset = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]

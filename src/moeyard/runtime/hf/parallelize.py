@@ -14,15 +14,15 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
 from moeyard.planners.static import static_homes
-from moeyard.runtime.gradients import expert_parameters
 from moeyard.runtime.hf.compute import NAME, on_interface, register
 from moeyard.runtime.hf.find import find
 from moeyard.runtime.hf.places import Place
 from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
-from moeyard.runtime.share import Share, expert_modules
+from moeyard.runtime.layers.gradients import expert_parameters
+from moeyard.runtime.layers.share import Share, expert_modules
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"] | None
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from moeyard.errors import InvalidModel
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 def router_loss(

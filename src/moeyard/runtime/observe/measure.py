@@ -15,13 +15,13 @@ from torch import nn
 from moeyard.cluster import Cluster, Port
 from moeyard.errors import InvalidModel
 from moeyard.model import ModelSpec
-from moeyard.runtime.dispatch import to_device
-from moeyard.runtime.exchange import exchange
-from moeyard.runtime.experts import MoELayer, grouped_linear
+from moeyard.runtime.layers.dispatch import to_device
+from moeyard.runtime.layers.experts import MoELayer, grouped_linear
+from moeyard.runtime.transport.gloo import exchange
 from moeyard.traffic import Traffic
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 def measure(

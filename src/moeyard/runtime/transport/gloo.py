@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moeyard.program import INPUT, OUTPUT, RELAY
-from moeyard.runtime.plans import Message, Plan, Steps
+from moeyard.runtime.agree.plans import Message, Plan, Steps
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 Rows = torch.Tensor  # [row, element], contiguous
 Mark = tuple[int, int, int, bool, float, float]  # stage, peer, rows, sent (else received), posted, done
@@ -209,7 +209,7 @@ def start(
 ) -> Pending:
     """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
     if source.device.type == "cuda":
-        from moeyard.runtime.streams import start_on_streams
+        from moeyard.runtime.transport.nccl import start_on_streams
 
         yard.check_open()
         return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))

@@ -17,13 +17,13 @@ import torch
 
 from moeyard.errors import InvalidPlacement
 from moeyard.placement import Placement
-from moeyard.runtime.control import small_digest
-from moeyard.runtime.exchange import exchange
-from moeyard.runtime.plans import Plan
+from moeyard.runtime.agree.control import small_digest
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.transport.gloo import exchange
 from moeyard.traffic import Traffic
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an expert may ride all
@@ -55,7 +55,7 @@ class Copies:
 
 
 def _index(values: Any, yard: Yard) -> torch.Tensor:
-    from moeyard.runtime.dispatch import to_device
+    from moeyard.runtime.layers.dispatch import to_device
 
     return to_device(np.asarray(values, dtype=np.int64), yard.device)
 

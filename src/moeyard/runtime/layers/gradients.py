@@ -18,7 +18,7 @@ from torch import nn
 from moeyard.errors import InvalidModel
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
-from moeyard.runtime.rails import still_alive
+from moeyard.runtime.faults.rails import still_alive
 
 RAIL_BACKEND = "moeyard_rail"
 CROSS = -1  # the rail of a message between ranks whose nics share no rail

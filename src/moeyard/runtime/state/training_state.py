@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from moeyard.errors import InvalidFile, InvalidModel
-from moeyard.runtime.logical import LogicalStack, check_names
-from moeyard.runtime.share import Share, expert_modules
+from moeyard.runtime.layers.share import Share, expert_modules
+from moeyard.runtime.state.logical import LogicalStack, check_names
 
 GROUPS = "optimizer groups"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")

@@ -22,14 +22,14 @@ from moeyard.errors import InvalidDemand
 from moeyard.placement import Placement
 from moeyard.planners import place
 from moeyard.planners.static import static_homes
-from moeyard.runtime import faults
-from moeyard.runtime.autograd import send_rows
-from moeyard.runtime.control import dtype_code, small_digest
-from moeyard.runtime.faults import Flaw
-from moeyard.runtime.plans import Plan
+from moeyard.runtime.agree.control import dtype_code, small_digest
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.faults import errors as faults
+from moeyard.runtime.faults.errors import Flaw
+from moeyard.runtime.layers.autograd import send_rows
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 @dataclass(frozen=True, eq=False)

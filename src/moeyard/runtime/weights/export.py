@@ -20,12 +20,12 @@ from torch import nn
 
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
-from moeyard.runtime.first import on_first
-from moeyard.runtime.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
-from moeyard.runtime.tensor_files import ShardWriter
+from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.weights.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
+from moeyard.runtime.weights.tensor_files import ShardWriter
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 _PART = ".exporting-"
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.share import Share, Stack, expert_modules
+from moeyard.runtime.layers.share import Share, Stack, expert_modules
 
 
 @dataclass(frozen=True, eq=False)

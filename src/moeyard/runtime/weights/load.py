@@ -17,11 +17,11 @@ from torch import nn
 from moeyard.errors import InvalidFile, InvalidModel
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.hf.parallelize import Homes, parallelize
-from moeyard.runtime.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
-from moeyard.runtime.tensor_files import TensorFiles
+from moeyard.runtime.weights.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
+from moeyard.runtime.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from moeyard.arrays import IntArray
-from moeyard.runtime.faults import Flaw, Mismatch
+from moeyard.runtime.faults.errors import Flaw, Mismatch
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length")

@@ -25,7 +25,7 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidModel
 from moeyard.formats.arrays import save_trace
 from moeyard.formats.strict import PathLike
-from moeyard.runtime.share import expert_modules
+from moeyard.runtime.layers.share import expert_modules
 from moeyard.trace import Trace
 from moeyard.version import __version__
 

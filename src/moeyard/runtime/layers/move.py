@@ -13,11 +13,11 @@ from torch import nn
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
-from moeyard.runtime.autograd import all_to_all_single
-from moeyard.runtime.share import Share, expert_modules
+from moeyard.runtime.layers.autograd import all_to_all_single
+from moeyard.runtime.layers.share import Share, expert_modules
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"]
 

@@ -19,14 +19,14 @@ from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.model import ModelSpec
-from moeyard.runtime.buffers import Arena, Workspace
-from moeyard.runtime.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
-from moeyard.runtime.control import Control, Frame, share_views, small_digest
-from moeyard.runtime.detect import detect_cluster, lab_place, own_view
-from moeyard.runtime.exchange import Recorder
-from moeyard.runtime.faults import ExchangeError, Flaw, RailLost, RankLost, Watch, accuse
-from moeyard.runtime.plans import CHAINS, Plan, PlanCache, cluster_digest, plan_digest
-from moeyard.runtime.rails import Meeting, common_rail, dead_in_group, hear, own_nic, without
+from moeyard.runtime.agree.control import Control, Frame, share_views, small_digest
+from moeyard.runtime.agree.plans import CHAINS, Plan, PlanCache, cluster_digest, plan_digest
+from moeyard.runtime.faults.errors import ExchangeError, Flaw, RailLost, RankLost, Watch, accuse
+from moeyard.runtime.faults.rails import Meeting, common_rail, dead_in_group, hear, own_nic, without
+from moeyard.runtime.transport.buffers import Arena, Workspace
+from moeyard.runtime.transport.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
+from moeyard.runtime.transport.detect import detect_cluster, lab_place, own_view
+from moeyard.runtime.transport.gloo import Recorder
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 from moeyard.version import __version__

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from moeyard.arrays import BoolArray
 from moeyard.cluster import Cluster
-from moeyard.runtime.faults import RankLost
+from moeyard.runtime.faults.errors import RankLost
 
 _ADDRESS, _FLAGS, _RUNNING = 0x8915, 0x8913, 0x40  # SIOCGIFADDR, SIOCGIFFLAGS, IFF_RUNNING
 _PERIOD = 0.05  # seconds between two words

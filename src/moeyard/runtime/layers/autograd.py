@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from moeyard.runtime import faults
-from moeyard.runtime.control import dtype_code
-from moeyard.runtime.exchange import Pending, exchange, start
-from moeyard.runtime.faults import Flaw, Mismatch
-from moeyard.runtime.plans import Plan
+from moeyard.runtime.agree.control import dtype_code
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.faults import errors as faults
+from moeyard.runtime.faults.errors import Flaw, Mismatch
+from moeyard.runtime.transport.gloo import Pending, exchange, start
 from moeyard.traffic import Traffic
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 class Exchange(torch.autograd.Function):

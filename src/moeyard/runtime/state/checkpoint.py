@@ -31,13 +31,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
-from moeyard.runtime import training_state as parts
-from moeyard.runtime.first import on_first
-from moeyard.runtime.logical import LogicalLoadPlanner, LogicalSavePlanner, LogicalStack
+from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.state import training_state as parts
+from moeyard.runtime.state.logical import LogicalLoadPlanner, LogicalSavePlanner, LogicalStack
 from moeyard.version import __version__
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 FORMAT = "moeyard checkpoint 1"
 ABOUT = "checkpoint.json"

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from moeyard.program import INPUT, OUTPUT, RELAY
-from moeyard.runtime.exchange import Pending, Rows
-from moeyard.runtime.plans import Message, Plan, Steps
+from moeyard.runtime.agree.plans import Message, Plan, Steps
+from moeyard.runtime.transport.gloo import Pending, Rows
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 
 class Queue:

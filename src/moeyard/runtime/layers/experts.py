@@ -13,13 +13,13 @@ from torch.nn import functional
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
-from moeyard.runtime.dispatch import Route, combine, dispatch
-from moeyard.runtime.record import tell
-from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
-from moeyard.runtime.share import Share, Stack
+from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.layers.share import Share, Stack
+from moeyard.runtime.observe.routing import tell
 
 if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
 _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
