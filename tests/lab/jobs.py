@@ -75,9 +75,13 @@ def broken_rail(timeout, steps, slow_at, cut_at):
     import moeyard.runtime as yr
 
     dist.init_process_group("gloo")
-    yard = yr.Yard(scheduler="rails", timeout=timeout)
-    rails, world, per = [], yard.size, 32
-    yard.observer = lambda stage, src, dst, rows, rail: rails.append(rail)
+    rails = []
+    yard = yr.Yard(
+        scheduler="rails",
+        timeout=timeout,
+        observer=lambda stage, src, dst, rows, rail: rails.append(rail),
+    )
+    world, per = yard.size, 32
     source = (torch.arange(world * per * 64).view(world * per, 64) + 10_000 * yard.rank).float()
     found = {
         "cluster": yard.cluster.scale_out.bandwidth,

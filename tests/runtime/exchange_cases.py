@@ -89,8 +89,7 @@ def exchanges(rank, world, nodes):
                 continue
             yard.set_cluster(cluster)
             for scheduler in SCHEDULERS:
-                yard.scheduler = scheduler
-                yard.set_cluster(cluster)
+                yard.choose(scheduler=scheduler)
                 for name, rows in traffics(world, 1).items():
                     found += attempt(f"{health}, {scheduler}, {name}", one_exchange, yard, rows)
         rows = traffics(world, 2)["dense"]

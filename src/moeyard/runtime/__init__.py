@@ -9,14 +9,13 @@ sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 
 from moeyard.runtime.faults.errors import ExchangeError, Mismatch, RailLost, RankLost
 from moeyard.runtime.hf import initialise, parallelize, router_loss
+from moeyard.runtime.hf.initial import materialize
 from moeyard.runtime.layers.autograd import all_to_all_single, exchange_plan
 from moeyard.runtime.layers.dispatch import Route, combine, dispatch
 from moeyard.runtime.layers.experts import (
     MoELayer,
     RouterState,
     TopKRouter,
-    grouped_linear,
-    grouped_matmul_fits,
 )
 from moeyard.runtime.layers.gradients import (
     balance_loss,
@@ -27,6 +26,7 @@ from moeyard.runtime.layers.gradients import (
     global_mean,
     sync_gradients,
 )
+from moeyard.runtime.layers.grouped import grouped_linear, grouped_matmul_fits
 from moeyard.runtime.layers.move import move_experts
 from moeyard.runtime.layers.replicas import gather_experts, refill_before_backward
 from moeyard.runtime.layers.share import Share, Stack, expert_modules
@@ -41,7 +41,7 @@ from moeyard.runtime.state.checkpoint import (
     start_checkpoint,
 )
 from moeyard.runtime.weights.export import export_pretrained
-from moeyard.runtime.weights.load import Loaded, from_pretrained, load_pretrained, materialize
+from moeyard.runtime.weights.load import Loaded, from_pretrained, load_pretrained
 from moeyard.runtime.yard import Yard
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
-from moeyard.train.journal import Record, checkpoint_folder, machine
+from moeyard.train.journal import Journal, checkpoint_folder, machine
 from moeyard.train.options import Options
 
 Progress = Callable[[str, dict[str, Any]], None]
@@ -37,7 +37,7 @@ def run_rank(options: Options, progress: Progress | None = None) -> dict[str, An
         trainer = Trainer(options, mode, place)
         if options.resume:
             trainer.resume(checkpoint_folder(options, mode))
-        record = Record(options, mode, rank, trainer.first, progress if rank == 0 else None)
+        record = Journal(options, mode, rank, trainer.first, progress if rank == 0 else None)
         trainer.run(record)
         if record.steps:
             summary[mode] = record.summary()

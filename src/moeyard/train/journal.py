@@ -24,7 +24,7 @@ def checkpoint_folder(options: Options, mode: str) -> str:
     return str(Path(options.out) / mode / "checkpoints")
 
 
-class Record:
+class Journal:
     """The folder of one mode. Every rank has one; rank 0 writes."""
 
     def __init__(self, options: Options, mode: str, rank: int, first: int = 0, progress: Any = None) -> None:

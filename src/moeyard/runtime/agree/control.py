@@ -1,24 +1,21 @@
-"""Small agreements between ranks before rows move: counts, order of calls, plan digests, world views."""
+"""Small gathers between ranks before rows move: counts, order of calls, plan digests."""
 
 from __future__ import annotations
 
-import json
-import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from moeyard.arrays import IntArray
-from moeyard.runtime.faults.errors import Flaw, Mismatch
+from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.faults.errors import Mismatch
+from moeyard.runtime.faults.flaws import Flaw
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length")
@@ -51,15 +48,6 @@ _WHY = {
     "site": "they are in different layers of experts; every rank must run the same layers in the same order",
     "length": "every rank must have the same number of experts and ranks",
 }
-
-
-def small_digest(*parts: Any) -> int:
-    """31 bits of whatever has a stable bytes or repr form."""
-    code = 0
-    for part in parts:
-        data = part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
-        code = zlib.crc32(data, code)
-    return code & 0x7FFFFFFF
 
 
 def dtype_code(dtype: torch.dtype) -> int:
@@ -192,39 +180,3 @@ def odd_pair(values: IntArray) -> tuple[int, int]:
     one = int(np.flatnonzero(values == common)[0])
     other = int(np.flatnonzero(values != common)[0])
     return min(one, other), max(one, other)
-
-
-def share_views(
-    store: Store, rank: int, view: dict[str, Any], world: Sequence[int], timeout: float
-) -> dict[int, dict[str, Any]]:
-    """Every rank's view of the world, by way of the store: no group is needed yet, so nothing can hang.
-
-    Checks that the expert-parallel groups which the views name divide the world, and that options agree.
-    """
-    store.set(f"view/{rank}", json.dumps(view))
-    views: dict[int, dict[str, Any]] = {}
-    end = time.monotonic() + timeout
-    for other in world:
-        try:
-            store.wait([f"view/{other}"], timedelta(seconds=max(0.05, end - time.monotonic())))
-            views[other] = json.loads(store.get(f"view/{other}"))
-        except Exception as error:
-            raise Mismatch(
-                f"rank {rank} and rank {other} have different views: rank {other} made no Yard within {timeout:g} s; "
-                f"every rank of the world must make the same yards in the same order"
-            ) from error
-    for a in world:
-        for b in views[a]["members"]:
-            theirs = views[b]["members"] if b in views else "no place in this world"
-            if theirs != views[a]["members"]:
-                raise Mismatch(
-                    f"rank {a} and rank {b} have different views of the world: rank {a} sees group "
-                    f"{views[a]['members']}, rank {b} {theirs}; make the Yard from the same groups on every rank"
-                )
-            for key in ("config", "dense"):
-                if views[b][key] != views[a][key]:
-                    raise Mismatch(
-                        f"rank {a} and rank {b} disagree on {key}: {views[a][key]} and {views[b][key]}; "
-                        f"give every rank the same cluster, scheduler, planner and options"
-                    )
-    return views

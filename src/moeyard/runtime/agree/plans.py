@@ -5,48 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-
-from moeyard.cluster import Cluster
 from moeyard.lower import lower
 from moeyard.program import Program
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 
 CHAINS = 6  # of one exchange, walked side by side
-
-
-def plan_digest(schedule: Schedule) -> int:
-    """63 bits of the traffic and the compact form: what the transfers follow from, without spelling them out."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(schedule.scheduler.encode())
-    _feed(digest, schedule.traffic)
-    _feed(digest, schedule.stages)
-    _feed(digest, schedule.form)
-    return int.from_bytes(digest.digest(), "big") >> 1
-
-
-def cluster_digest(cluster: Cluster) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    _feed(digest, cluster)
-    return int.from_bytes(digest.digest(), "big") >> 1
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        digest.update(repr((value.shape, value.dtype.str)).encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    elif is_dataclass(value):
-        digest.update(type(value).__name__.encode())
-        for one in fields(value):
-            if one.name != "name":
-                _feed(digest, getattr(value, one.name))
-    else:
-        digest.update(repr(value).encode())
 
 
 @dataclass(frozen=True, slots=True)

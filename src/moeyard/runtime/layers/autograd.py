@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.faults import errors as faults
-from moeyard.runtime.faults.errors import Flaw, Mismatch
-from moeyard.runtime.transport.gloo import Pending, exchange, start
+from moeyard.runtime.faults import flaws
+from moeyard.runtime.faults.errors import Mismatch
+from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.roles import Crew
+from moeyard.runtime.transport.api import Pending
 from moeyard.traffic import Traffic
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
 
 
 class Exchange(torch.autograd.Function):
@@ -24,12 +24,12 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool, agreed: bool
+        ctx: Any, rows: torch.Tensor, plan: Plan, yard: Crew, backward: bool, agreed: bool
     ) -> torch.Tensor:
         ctx.plan, ctx.yard, ctx.backward = plan, yard, backward
         arriving = sum(plan.input_splits if backward else plan.output_splits)
         output = rows.new_empty((arriving, *rows.shape[1:]))
-        exchange(yard, plan, backward, output, rows.contiguous(), agreed=agreed)
+        yard.exchange(plan, backward, output, rows.contiguous(), agreed=agreed)
         return output
 
     @staticmethod
@@ -38,7 +38,7 @@ class Exchange(torch.autograd.Function):
 
 
 def send_rows(
-    rows: torch.Tensor, plan: Plan, yard: Yard, backward: bool = False, *, agreed: bool = False
+    rows: torch.Tensor, plan: Plan, yard: Crew, backward: bool = False, *, agreed: bool = False
 ) -> torch.Tensor:
     """The rows that arrive when `rows` are sent by the plan, or by its way back. Differentiable."""
     return Exchange.apply(rows, plan, yard, backward, agreed)  # type: ignore[no-untyped-call,no-any-return]
@@ -53,16 +53,16 @@ class ExchangeInto(torch.autograd.Function):
         output: torch.Tensor,
         rows: torch.Tensor,
         plan: Plan,
-        yard: Yard,
+        yard: Crew,
         later: list[Pending] | None,
         agreed: bool,
     ) -> torch.Tensor:
         ctx.plan, ctx.yard = plan, yard
         ctx.mark_dirty(output)
         if later is None:
-            exchange(yard, plan, False, output, rows.contiguous(), agreed=agreed)
+            yard.exchange(plan, False, output, rows.contiguous(), agreed=agreed)
         else:
-            later.append(start(yard, plan, False, output, rows.contiguous(), agreed=agreed))
+            later.append(yard.start(plan, False, output, rows.contiguous(), agreed=agreed))
         return output
 
     @staticmethod
@@ -70,13 +70,13 @@ class ExchangeInto(torch.autograd.Function):
         return None, send_rows(grads[0], ctx.plan, ctx.yard, True), None, None, None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def all_to_all_single(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002
     output_split_sizes: Sequence[int] | None,
     input_split_sizes: Sequence[int] | None,
-    yard: Yard,
+    yard: Crew,
     *,
     plan: Plan | None = None,
     async_op: bool = False,
@@ -98,9 +98,9 @@ def all_to_all_single(
     if torch.is_grad_enabled() and input.requires_grad:
         ExchangeInto.apply(output, input, plan, yard, later, agreed)  # type: ignore[no-untyped-call]
     elif later is not None:
-        later.append(start(yard, plan, False, output, input.contiguous(), agreed=agreed))
+        later.append(yard.start(plan, False, output, input.contiguous(), agreed=agreed))
     else:
-        exchange(yard, plan, False, output, input.contiguous(), agreed=agreed)
+        yard.exchange(plan, False, output, input.contiguous(), agreed=agreed)
     return output if later is None else later[0]
 
 
@@ -109,16 +109,16 @@ def exchange_plan(
     input: torch.Tensor,  # noqa: A002
     output_split_sizes: Sequence[int] | None,
     input_split_sizes: Sequence[int] | None,
-    yard: Yard,
+    yard: Crew,
 ) -> Plan:
     """Gather the split sizes, check every pair, and plan. Bad arguments of one rank raise on all."""
     size = yard.size
-    sent, flaw = _splits(input_split_sizes, input.shape[0], size, faults.INPUT_ROWS)
-    received, other = _splits(output_split_sizes, output.shape[0], size, faults.OUTPUT_ROWS)
+    sent, flaw = _splits(input_split_sizes, input.shape[0], size, flaws.INPUT_ROWS)
+    received, other = _splits(output_split_sizes, output.shape[0], size, flaws.OUTPUT_ROWS)
     flaw = flaw or other
     row_bytes = _row_bytes(input)
     if flaw is None and (row_bytes != _row_bytes(output) or input.dtype != output.dtype):
-        flaw = Flaw(faults.WIDTH, row_bytes, _row_bytes(output))
+        flaw = Flaw(flaws.WIDTH, row_bytes, _row_bytes(output))
     splits = yard.agree(
         "all_to_all_single",
         [*sent, *received],
@@ -142,12 +142,12 @@ def _splits(
 ) -> tuple[Sequence[int], Flaw | None]:
     """One size per rank, and what is wrong with those given."""
     if sizes is None or len(sizes) == 0:
-        return [rows // ranks] * ranks, Flaw(faults.UNEVEN, rows, ranks) if rows % ranks else None
+        return [rows // ranks] * ranks, Flaw(flaws.UNEVEN, rows, ranks) if rows % ranks else None
     if len(sizes) != ranks:
-        return [0] * ranks, Flaw(faults.WRONG_LENGTH, len(sizes), ranks)
+        return [0] * ranks, Flaw(flaws.WRONG_LENGTH, len(sizes), ranks)
     least, total = min(sizes), sum(sizes)
     if least < 0:
-        return [0] * ranks, Flaw(faults.NEGATIVE, list(sizes).index(least), int(least))
+        return [0] * ranks, Flaw(flaws.NEGATIVE, list(sizes).index(least), int(least))
     return sizes, Flaw(code, rows, int(total)) if total != rows else None
 
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,21 +22,21 @@ from moeyard.errors import InvalidDemand
 from moeyard.placement import Placement
 from moeyard.planners import place
 from moeyard.planners.static import static_homes
-from moeyard.runtime.agree.control import dtype_code, small_digest
+from moeyard.runtime.agree.control import dtype_code
+from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.faults import errors as faults
-from moeyard.runtime.faults.errors import Flaw
+from moeyard.runtime.faults import flaws
+from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.layers.autograd import send_rows
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
+from moeyard.runtime.layers.device import to_device, to_host
+from moeyard.runtime.roles import Hosts
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
     """How the rows of one call travel. `combine` takes them back the same way."""
 
-    yard: Yard
+    yard: Hosts
     placement: Placement
     assignment: Assignment
     demand: Demand
@@ -87,30 +87,10 @@ def permute(rows: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> t
     return Permute.apply(rows, index, inverse)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def to_host(tensor: torch.Tensor) -> IntArray:
-    """The one place where the host waits for the device."""
-    if tensor.device.type != "cuda":
-        return tensor.numpy()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    pinned.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    event.synchronize()
-    return pinned.numpy()
-
-
-def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Small host arrays to the device without waiting."""
-    tensor = torch.as_tensor(np.ascontiguousarray(values)).to(dtype)
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def dispatch(
     x_TD: torch.Tensor,
     top_k_index: torch.Tensor,
-    yard: Yard,
+    yard: Hosts,
     num_experts: int,
     *,
     home_E: IntArray | None = None,
@@ -139,7 +119,7 @@ def dispatch(
     )
     demand = Demand(values)
     hosts = placement or choose_placement(yard, demand, home_E)
-    served = assign(yard.cluster, demand, hosts, yard.policy, model=yard.model)
+    served = assign(yard.cluster, demand, hosts, yard.options.policy, model=yard.options.model)
     digest = small_digest(hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows)
     plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
     route = _route(yard, hosts, served, demand, plan, order, (tokens, top_k), x_TD.device)
@@ -160,17 +140,18 @@ def combine(rows: torch.Tensor, route: Route, top_k_weights: torch.Tensor | None
     return back.sum(1) if top_k_weights is None else (back * top_k_weights.unsqueeze(-1)).sum(1)
 
 
-def choose_placement(yard: Yard, demand: Demand, home_E: IntArray) -> Placement:
+def choose_placement(yard: Hosts, demand: Demand, home_E: IntArray) -> Placement:
     """What the yard's planner says, with the homes where the masters are: they do not move inside a step."""
-    if yard.planner == "static":
+    options = yard.options
+    if options.planner == "static":
         return Placement.of_homes(home_E, yard.size, "static")
-    found = place(yard.cluster, demand, yard.planner, yard.slots, yard.model)
+    found = place(yard.cluster, demand, options.planner, options.slots, options.model)
     if (found.home_E == home_E).all():
         return found
     hosts = found.hosts_ER.copy()
     rank_R = np.arange(yard.size)
     own = home_E[:, None] == rank_R
-    room = int(found.replicas_R.max()) if yard.slots is None else yard.slots
+    room = int(found.replicas_R.max()) if options.slots is None else options.slots
     heavy = np.argsort(-demand.rows.sum(axis=0), kind="stable")
     for rank in rank_R:  # the heaviest replicas stay where a home that is not ours took no slot
         extra = [e for e in heavy if hosts[e, rank] and not own[e, rank]]
@@ -189,13 +170,13 @@ def _count(chosen: torch.Tensor, num_experts: int) -> tuple[IntArray, torch.Tens
         counts[num_experts + 1] = torch.where(bad, chosen, 0).abs().amax()
     host = to_host(counts)
     flaw = (
-        Flaw(faults.EXPERT_RANGE, int(host[num_experts + 1]), num_experts - 1) if host[num_experts] else None
+        Flaw(flaws.EXPERT_RANGE, int(host[num_experts + 1]), num_experts - 1) if host[num_experts] else None
     )
     return host[:num_experts].copy(), order, flaw
 
 
 def _route(
-    yard: Yard,
+    yard: Hosts,
     placement: Placement,
     served: Assignment,
     demand: Demand,

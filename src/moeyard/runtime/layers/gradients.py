@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moeyard.errors import InvalidModel
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
+from moeyard.runtime.roles import Company
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -40,7 +38,7 @@ def dense_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
-def global_mean(loss_sum: torch.Tensor, count: torch.Tensor | int, yard: Yard) -> torch.Tensor:
+def global_mean(loss_sum: torch.Tensor, count: torch.Tensor | int, yard: Company) -> torch.Tensor:
     """This rank's share of the mean loss over all label tokens of all ranks: `loss_sum` / global count.
 
     The shares of all ranks add up to the whole-batch loss. With gradient accumulation give the tokens of all micro-batches.
@@ -50,12 +48,12 @@ def global_mean(loss_sum: torch.Tensor, count: torch.Tensor | int, yard: Yard) -
     return loss_sum / total.clamp(min=1.0).to(loss_sum.dtype)[0]
 
 
-def global_count(count: torch.Tensor | int, yard: Yard) -> int:
+def global_count(count: torch.Tensor | int, yard: Company) -> int:
     """The sum over all ranks, such as the labels of the whole batch: what a Hugging Face model takes as `num_items_in_batch`."""
     return int(_summed(torch.as_tensor(count, dtype=torch.int64).reshape(1), yard)[0])
 
 
-def balance_loss(probabilities: torch.Tensor, index: torch.Tensor, yard: Yard) -> torch.Tensor:
+def balance_loss(probabilities: torch.Tensor, index: torch.Tensor, yard: Company) -> torch.Tensor:
     """This rank's share of the router's auxiliary loss, E * sum over experts of (share of rows) * (mean probability).
 
     Both means are over the tokens of all ranks: the shares of all ranks add up to the whole batch's loss, and so do their
@@ -72,7 +70,7 @@ def balance_loss(probabilities: torch.Tensor, index: torch.Tensor, yard: Yard) -
     return experts * (share * probabilities.sum(0)).sum() / tokens.to(probabilities.dtype)
 
 
-def sync_gradients(model: nn.Module, yard: Yard, *, dense: bool = True, scale: float = 1.0) -> None:
+def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale: float = 1.0) -> None:
     """Make every gradient that of the whole batch. Call once per step, after the last backward, before clipping.
 
     dense=False: DDP or FSDP2 reduces the dense parameters. They average, so give the backward `loss * ranks` and
@@ -91,7 +89,9 @@ def sync_gradients(model: nn.Module, yard: Yard, *, dense: bool = True, scale: f
 
 
 @torch.no_grad()
-def clip_grad_norm_(model: nn.Module, max_norm: float, yard: Yard, *, norm_type: float = 2.0) -> torch.Tensor:
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, yard: Company, *, norm_type: float = 2.0
+) -> torch.Tensor:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns the norm before.
 
     Dense gradients count once, every expert counts once, at home. Call after `sync_gradients`.
@@ -128,7 +128,7 @@ def _power(grads: Iterable[torch.Tensor], norm_type: float, device: torch.device
     return total
 
 
-def _reduce(parameters: list[nn.Parameter], group: Any, yard: Yard) -> None:
+def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
     """Sum gradients over a group, in one collective per dtype. Which parameters were used is agreed first."""
     if not parameters or group is None or dist.get_world_size(group) == 1:
         return
@@ -153,7 +153,7 @@ def _reduce(parameters: list[nn.Parameter], group: Any, yard: Yard) -> None:
             grad.copy_(part.view_as(grad))
 
 
-def _summed(values: torch.Tensor, yard: Yard) -> torch.Tensor:
+def _summed(values: torch.Tensor, yard: Company) -> torch.Tensor:
     """Over all ranks that share the dense parameters, on CPU."""
     values = values.detach().cpu().clone()
     dist.all_reduce(values, group=yard.dense_control)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +15,14 @@ from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
 from moeyard.runtime.layers.autograd import all_to_all_single
 from moeyard.runtime.layers.share import Share, expert_modules
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
+from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"]
 
 
 @torch.no_grad()
 def move_experts(
-    model: nn.Module, yard: Yard, homes: Homes, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module, yard: Base, homes: Homes, optimizer: torch.optim.Optimizer | None = None
 ) -> int:
     """Let experts live on other ranks from now on; returns how many moved. Every rank calls this between two steps.
 
@@ -65,7 +63,7 @@ def move_experts(
 class _Moves:
     """Which experts go where, as an exchange of rows that are whole experts."""
 
-    def __init__(self, yard: Yard, before: IntArray, after: IntArray) -> None:
+    def __init__(self, yard: Base, before: IntArray, after: IntArray) -> None:
         self.yard, rank = yard, yard.rank
         own = np.flatnonzero(before == rank)
         leaving = [e for r in range(yard.size) for e in own[after[own] == r].tolist()]
@@ -85,10 +83,32 @@ class _Moves:
         return into.reshape(len(into), *stack.shape[1:]).to(stack.device)
 
 
-def _move_state(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer, moves: _Moves) -> None:
-    """Each value with a row for every expert moves; single values stay. A rank that has no state yet takes part with zeros."""
-    state = optimizer.state.get(parameter, {})
-    about: dict[str, Any] = {}
+class _Rows(NamedTuple):
+    """State with a row for every expert: what a rank without it needs to take part."""
+
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+
+
+class _Single(NamedTuple):
+    """State that is one value, such as Adam's step."""
+
+    value: Any
+    on_device: bool  # where the parameter is; else on the CPU
+
+    @classmethod
+    def of(cls, value: Any) -> _Single:
+        """Ready to travel: a tensor that is pickled on a device comes out on the sender's, not on the receiver's."""
+        if not isinstance(value, torch.Tensor):
+            return cls(value, False)
+        return cls(value.detach().cpu(), value.device.type != "cpu")
+
+    def beside(self, parameter: torch.Tensor) -> Any:
+        return self.value.to(parameter.device) if self.on_device else self.value
+
+
+def _about(name: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> dict[str, _Rows | _Single]:
+    about: dict[str, _Rows | _Single] = {}
     for key, value in state.items():
         per_expert = isinstance(value, torch.Tensor) and value.ndim > 0
         if per_expert and len(value) != len(parameter):
@@ -96,17 +116,22 @@ def _move_state(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optim
                 f"{name}: optimizer state {key!r} of shape {tuple(value.shape)} has no row for each of the "
                 f"{len(parameter)} experts here; save a checkpoint and load it with the new homes"
             )
-        about[key] = (tuple(value.shape[1:]), value.dtype) if per_expert else value
-    every: list[dict[str, Any]] = [{} for _ in range(moves.yard.size)]
+        about[key] = _Rows(tuple(value.shape[1:]), value.dtype) if per_expert else _Single.of(value)
+    return about
+
+
+def _move_state(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer, moves: _Moves) -> None:
+    """Each value with a row for every expert moves; single values stay. A rank that has no state yet takes part with zeros."""
+    about = _about(name, parameter, optimizer.state.get(parameter, {}))
+    every: list[dict[str, _Rows | _Single]] = [{} for _ in range(moves.yard.size)]
     dist.all_gather_object(every, about, group=moves.yard.control.group)
     known = next((one for one in every if one), {})
-    for key in known:
-        what = known[key]
-        if not isinstance(what, tuple):
-            optimizer.state[parameter].setdefault(key, what)
+    for key, what in known.items():
+        state = optimizer.state[parameter]
+        if isinstance(what, _Single):
+            if key not in state:
+                state[key] = what.beside(parameter)
             continue
-        shape, dtype = what
         if key not in state:
-            state = optimizer.state[parameter]
-            state[key] = torch.zeros((len(parameter), *shape), dtype=dtype, device=parameter.device)
-        optimizer.state[parameter][key] = moves(optimizer.state[parameter][key])
+            state[key] = torch.zeros((len(parameter), *what.shape), dtype=what.dtype, device=parameter.device)
+        state[key] = moves(state[key])

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from moeyard.errors import InvalidPlacement
 from moeyard.placement import Placement
-from moeyard.runtime.agree.control import small_digest
+from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.transport.gloo import exchange
+from moeyard.runtime.layers.device import to_device
+from moeyard.runtime.roles import Hosts
 from moeyard.traffic import Traffic
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
-
 
 PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an expert may ride all
 
@@ -32,7 +29,7 @@ PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an
 class Copies:
     """Which stacked experts go where: the gather as an exchange of rows that are parts of experts."""
 
-    def __init__(self, yard: Yard, placement: Placement) -> None:
+    def __init__(self, yard: Hosts, placement: Placement) -> None:
         rank, home = yard.rank, placement.home_E
         self.yard = yard
         own, hosted = np.flatnonzero(home == rank), np.flatnonzero(placement.hosts_ER[:, rank])
@@ -54,16 +51,14 @@ class Copies:
         return self.yard.plan(Traffic(self.rows_RR * parts, row_bytes), self.digest)
 
 
-def _index(values: Any, yard: Yard) -> torch.Tensor:
-    from moeyard.runtime.layers.dispatch import to_device
-
+def _index(values: Any, yard: Hosts) -> torch.Tensor:
     return to_device(np.asarray(values, dtype=np.int64), yard.device)
 
 
 class Hosted:
     """The stacked parameters of the experts hosted here, in the shared workspace."""
 
-    def __init__(self, yard: Yard, copies: Copies, homes: Sequence[torch.Tensor]) -> None:
+    def __init__(self, yard: Hosts, copies: Copies, homes: Sequence[torch.Tensor]) -> None:
         self.yard, self.copies, self.homes = yard, copies, [home.detach() for home in homes]
         width = sum(_width(home) for home in homes)
         self.parts = math.gcd(width, PARTS) or 1
@@ -85,7 +80,7 @@ class Hosted:
         ]
         leaving = torch.cat([home.index_select(0, copies.sent).flatten(1) for home in self.homes], dim=1)
         arriving = leaving.new_empty((len(copies.got), leaving.shape[1]))
-        exchange(self.yard, self.plan, False, self._cut(arriving), self._cut(leaving))
+        self.yard.exchange(self.plan, False, self._cut(arriving), self._cut(leaving))
         at = 0
         for home, weight in zip(self.homes, self.weights, strict=True):
             width = _width(home)
@@ -103,7 +98,7 @@ class Hosted:
         copies = self.copies
         leaving = torch.cat([grad.index_select(0, copies.got).flatten(1) for grad in grads], dim=1)
         arriving = leaving.new_empty((len(copies.sent), leaving.shape[1]))
-        exchange(self.yard, self.plan, True, self._cut(arriving), self._cut(leaving))
+        self.yard.exchange(self.plan, True, self._cut(arriving), self._cut(leaving))
         sums, at = [], 0
         for grad in grads:
             width = _width(grad)
@@ -122,7 +117,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, yard: Yard, copies: Copies, box: list[Hosted], *homes: torch.Tensor
+        ctx: Any, yard: Hosts, copies: Copies, box: list[Hosted], *homes: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.hosted = Hosted(yard, copies, homes)
         box.append(ctx.hosted)
@@ -148,7 +143,7 @@ class Refill(torch.autograd.Function):
 
 
 def gather_experts(
-    yard: Yard, placement: Placement, homes: Sequence[torch.Tensor]
+    yard: Hosts, placement: Placement, homes: Sequence[torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], Hosted | None]:
     """(stacked parameters of the experts hosted here, where they lie). Without replicas: the homes themselves, None."""
     if placement.copies == 0:

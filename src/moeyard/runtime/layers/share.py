@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from moeyard.arrays import IntArray, frozen
+from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
 
 
@@ -76,3 +78,10 @@ def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if getattr(module, "expert_share", None) is not None:
             yield name, module
+
+
+def tell(module: Any, demand: Demand) -> None:
+    """What an expert-parallel module calls with the demand of each call, for the recorder if there is one."""
+    observer = module.__dict__.get("expert_observer")
+    if observer is not None:
+        observer(demand)

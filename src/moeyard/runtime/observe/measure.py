@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,16 @@ from torch import nn
 from moeyard.cluster import Cluster, Port
 from moeyard.errors import InvalidModel
 from moeyard.model import ModelSpec
-from moeyard.runtime.layers.dispatch import to_device
-from moeyard.runtime.layers.experts import MoELayer, grouped_linear
-from moeyard.runtime.transport.gloo import exchange
+from moeyard.runtime.layers.device import to_device
+from moeyard.runtime.layers.experts import MoELayer
+from moeyard.runtime.layers.grouped import grouped_linear
+from moeyard.runtime.roles import Links
+from moeyard.runtime.transport.api import Bare
 from moeyard.traffic import Traffic
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
 
 
 def measure(
-    model: nn.Module, yard: Yard, *, step: Callable[[], Any] | None = None, rows: int = 2048, repeat: int = 5
+    model: nn.Module, yard: Links, *, step: Callable[[], Any] | None = None, rows: int = 2048, repeat: int = 5
 ) -> ModelSpec:
     """Profile the model's MoE layers on this rank's device; every rank calls it and gets the slowest rank's figures.
 
@@ -60,7 +59,7 @@ def measure(
     )
 
 
-def measure_links(yard: Yard, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> Cluster:
+def measure_links(yard: Links, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> Cluster:
     """The yard's cluster with measured scale-up and scale-out rates, alike on every rank.
 
     Each network is timed by a ring of messages, all ranks at once: once tiny (latency), once `rows_bytes` long (bandwidth).
@@ -82,7 +81,7 @@ def measure_links(yard: Yard, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> 
     return cluster.but(**found)
 
 
-def remeasure(yard: Yard, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
+def remeasure(yard: Links, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
     """The yard's cluster with every nic's factor as it is now, alike on every rank: for a rail that became slow, or fast.
 
     In turn k every node sends `size` bytes on each rail to the node k places on, all at once. A nic's rate is that of its best
@@ -106,7 +105,7 @@ def remeasure(yard: Yard, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
     return cluster.but(rails=np.where(cluster.rails > 0, factor.round(3), 0.0))
 
 
-def _message_seconds(yard: Yard, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
+def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
     """[rank]: the least seconds of its message on its own rail; nan where it sends none. Alike on every rank.
 
     The receiver says how long it took: a send is done when the last byte is in the kernel's buffer. The least, since
@@ -116,21 +115,22 @@ def _message_seconds(yard: Yard, to: Any, carrier_R: Any, size: int, repeat: int
     alive = np.array([cluster.rails[cluster.nic(r)] > 0 for r in range(yard.size)])
     sends = carrier_R & alive & alive[to]
     source = int(np.flatnonzero(to == me)[0])
-    out, into = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    out, into = torch.zeros((2, size), dtype=torch.uint8, device=yard.device)
+    receives = [Bare(source, into)] if sends[source] else []
+    posts = [Bare(int(to[me]), out)] if sends[me] else []
     took = []
-    for i in range(repeat):
+    for _ in range(repeat):
+        _wait(yard)
         dist.barrier(group=yard.control.group)
-        start, works = time.perf_counter(), []
-        if sends[source]:
-            port = yard.channels.receive_from[source]
-            receive = port.group.recv([into], port.peer, i)
-        if sends[me]:
-            port = yard.channels.send_to[int(to[me])]
-            works.append(port.group.send([out], port.peer, i))
-        if sends[source]:
-            receive.wait()
+        start = time.perf_counter()
+        arriving, leaving = yard.transport.post(receives, posts)
+        for work in arriving:
+            work.wait()
+        if arriving:
+            if yard.device.type == "cuda":  # there a wait is the stream's, not ours
+                torch.cuda.current_stream(yard.device).synchronize()
             took.append(time.perf_counter() - start)
-        for work in works:
+        for work in leaving:
             work.wait()
     own = torch.full((yard.size,), -1.0, dtype=torch.float64)
     if took:
@@ -140,17 +140,17 @@ def _message_seconds(yard: Yard, to: Any, carrier_R: Any, size: int, repeat: int
     return np.where(found < 0, np.nan, found)
 
 
-def _ring_seconds(yard: Yard, target: Any, size: int, repeat: int) -> float:
+def _ring_seconds(yard: Links, target: Any, size: int, repeat: int) -> float:
     """One row of `size` bytes from every rank to its target."""
     rows = np.zeros((yard.size, yard.size), np.int64)
     rows[np.arange(yard.size), target] = 1
     plan = yard.plan(Traffic(rows, size))
     source = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
     output = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
-    return _slowest(_median(lambda: exchange(yard, plan, False, output, source), yard, repeat), yard)
+    return _slowest(_median(lambda: yard.exchange(plan, False, output, source), yard, repeat), yard)
 
 
-def _expert_seconds(layer: MoELayer, yard: Yard, rows: int, repeat: int) -> float:
+def _expert_seconds(layer: MoELayer, yard: Links, rows: int, repeat: int) -> float:
     """Forward of `rows` rows spread over the home experts; 0 on a rank that owns none."""
     experts = len(layer.own)
     if experts == 0:
@@ -176,7 +176,7 @@ class _Groups:
 
 
 def _step_seconds(
-    layers: list[MoELayer], step: Callable[[], Any], yard: Yard, repeat: int
+    layers: list[MoELayer], step: Callable[[], Any], yard: Links, repeat: int
 ) -> tuple[float, float]:
     """(median seconds of a step, of which in the MoE layers: three times their forward)."""
     inside = [0.0]
@@ -203,7 +203,7 @@ def _step_seconds(
     return total, 3 * inside[0] / (repeat + 1)
 
 
-def _median(function: Callable[[], Any], yard: Yard, repeat: int) -> float:
+def _median(function: Callable[[], Any], yard: Links, repeat: int) -> float:
     function()
     seconds = []
     for _ in range(repeat):
@@ -215,12 +215,12 @@ def _median(function: Callable[[], Any], yard: Yard, repeat: int) -> float:
     return statistics.median(seconds)
 
 
-def _wait(yard: Yard) -> None:
+def _wait(yard: Links) -> None:
     if yard.device.type == "cuda":
         torch.cuda.synchronize(yard.device)
 
 
-def _slowest(value: float, yard: Yard) -> float:
+def _slowest(value: float, yard: Links) -> float:
     tensor = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=yard.control.group)
     return float(tensor)

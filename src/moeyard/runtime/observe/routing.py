@@ -12,7 +12,8 @@ On a plain transformers model a hook counts what the routers chose, on the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,16 +26,11 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidModel
 from moeyard.formats.arrays import save_trace
 from moeyard.formats.strict import PathLike
+from moeyard.runtime.hf.compute import on_interface
+from moeyard.runtime.hf.find import interface_stacks
 from moeyard.runtime.layers.share import expert_modules
 from moeyard.trace import Trace
 from moeyard.version import __version__
-
-
-def tell(module: Any, demand: Demand) -> None:
-    """What an expert-parallel module calls with the demand of each call, for the recorder if there is one."""
-    observer = module.__dict__.get("expert_observer")
-    if observer is not None:
-        observer(demand)
 
 
 class Recorder:
@@ -207,12 +203,10 @@ def record_text(
 
 def _find(model: nn.Module) -> list[tuple[str, Any, int]]:
     """(name, module, experts) of every layer of routed experts, in the order of the model."""
-    found = [(name, module, module.expert_share.num_experts) for name, module in _parallel(model)]
+    parallel: list[tuple[str, Any]] = list(expert_modules(model))
+    found = [(name, module, module.expert_share.num_experts) for name, module in parallel]
     if found:
         return found
-    from moeyard.runtime.hf.compute import on_interface
-    from moeyard.runtime.hf.find import interface_stacks
-
     for name, module in model.named_modules():
         if on_interface(module):
             stack = interface_stacks(name, module)[0]
@@ -223,10 +217,6 @@ def _find(model: nn.Module) -> list[tuple[str, Any, int]]:
             f"(a yard of one rank will do)"
         )
     return found
-
-
-def _parallel(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    yield from expert_modules(model)
 
 
 def _one_size(layers: list[tuple[str, Any, int]]) -> int:
@@ -248,8 +238,6 @@ def _place_of(module: Any) -> tuple[int, int]:
 
 def _index_place(name: str, module: nn.Module) -> int:
     """Which positional argument of an experts module is the routers' choice."""
-    import inspect
-
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     if "top_k_index" not in names:
         raise InvalidModel(f"{name} ({type(module).__name__}): forward takes {names}, no top_k_index")

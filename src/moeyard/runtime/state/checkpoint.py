@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +32,10 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.roles import Company
 from moeyard.runtime.state import training_state as parts
 from moeyard.runtime.state.logical import LogicalLoadPlanner, LogicalSavePlanner, LogicalStack
 from moeyard.version import __version__
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
 
 FORMAT = "moeyard checkpoint 1"
 ABOUT = "checkpoint.json"
@@ -73,7 +71,7 @@ def save_checkpoint(
     folder: PathLike,
     model: nn.Module,
     optimizer: parts.Optimizers,
-    yard: Yard,
+    yard: Company,
     *,
     step: int,
     extra: Mapping[str, Any] | None = None,
@@ -94,7 +92,7 @@ def start_checkpoint(
     folder: PathLike,
     model: nn.Module,
     optimizer: parts.Optimizers,
-    yard: Yard,
+    yard: Company,
     *,
     step: int,
     extra: Mapping[str, Any] | None = None,
@@ -118,7 +116,7 @@ def load_checkpoint(
     path: PathLike,
     model: nn.Module,
     optimizer: parts.Optimizers,
-    yard: Yard,
+    yard: Company,
     *,
     extra: Mapping[str, Any] | None = None,
     per_rank: Mapping[str, Any] | None = None,
@@ -188,7 +186,7 @@ def _find(path: Path) -> Path:
 def _collect(
     model: nn.Module,
     optimizer: parts.Optimizers,
-    yard: Yard,
+    yard: Company,
     step: int,
     extra: Mapping[str, Any] | None,
     per_rank: Mapping[str, Any] | None,

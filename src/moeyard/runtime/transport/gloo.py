@@ -1,4 +1,4 @@
-"""The interpreter: one rank's program, carried out on gloo.
+"""The interpreter on gloo: stages as messages, chains of stages as threads.
 
 A stage is issued when the rank has done every stage in its `after`: receives first, then sends. gloo holds a sender back
 until its receive is posted, so a message starts when both ends are ready, as the plan says. gloo tells nobody that a message
@@ -7,55 +7,116 @@ is done but who waits for it, so each chain of stages has a thread; every wait i
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 
-from moeyard.program import INPUT, OUTPUT, RELAY
-from moeyard.runtime.agree.plans import Message, Plan, Steps
+from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.agree.plans import CHAINS, Message, Plan
+from moeyard.runtime.agree.watcher import Flown, Mark
+from moeyard.runtime.faults.guard import Guard
+from moeyard.runtime.transport.api import Bare, Deck, Pending, Rows, as_rows
+from moeyard.runtime.transport.buffers import Arena
+from moeyard.runtime.transport.collective import all_at_once
+from moeyard.runtime.transport.spaces import Spaces, scratch_rows
 
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
-
-Rows = torch.Tensor  # [row, element], contiguous
-Mark = tuple[int, int, int, bool, float, float]  # stage, peer, rows, sent (else received), posted, done
-# Told of every finished exchange of a yard: plan, whether it was the way back, begin and end (time.monotonic), and the
-# marks of this rank's messages; none where the backend's own all-to-all carried them.
-Recorder = Callable[[Plan, bool, float, float, list[Mark]], None]
+FLIGHTS = 8  # exchanges of a yard that run behind their callers at once
 
 
-def as_rows(tensor: torch.Tensor) -> Rows:
-    """[row, element] on the same memory, outside autograd (grad mode is per thread); `tensor` is contiguous."""
-    return tensor.detach().view(tensor.shape[0], math.prod(tensor.shape[1:]))
+class GlooThreads:
+    """Exchanges of a yard on gloo: in the caller's thread, or behind it."""
+
+    def __init__(self, deck: Deck) -> None:
+        self.deck, self.arena = deck, Arena()
+        self.chains = ThreadPoolExecutor((FLIGHTS + 1) * CHAINS, thread_name_prefix="moeyard-chain")
+        self._flights = ThreadPoolExecutor(FLIGHTS, thread_name_prefix="moeyard-flight")
+
+    def start(
+        self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
+    ) -> Pending:
+        if agreed and plan.at_once:
+            return self._at_once(plan, backward, output, source)
+        future = self._flights.submit(self._flight(plan, backward, output, source).run)
+        return Pending(future.result)
+
+    def exchange(
+        self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
+    ) -> None:
+        if agreed and plan.at_once:
+            self._at_once(plan, backward, output, source).wait()
+        else:
+            self._flight(plan, backward, output, source).run()
+
+    def post(self, receives: Sequence[Bare], sends: Sequence[Bare]) -> tuple[list[Any], list[Any]]:
+        """As many messages of one pair as you like, but between two posts the ranks must meet: these carry no tags."""
+        channels = self.deck.channels
+        ins, outs = [], []
+        for i, (peer, data) in enumerate(receives):
+            port = channels.receive_from[peer]
+            ins.append(port.group.recv([data], port.peer, i))
+        for i, (peer, data) in enumerate(sends):
+            port = channels.send_to[peer]
+            outs.append(port.group.send([data], port.peer, i))
+        return ins, outs
+
+    def close(self) -> None:
+        self._flights.shutdown(wait=True)
+        self.chains.shutdown(wait=True)
+        self.arena.clear()
+
+    def _flight(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> Flight:
+        return Flight(self, plan, backward, as_rows(output), as_rows(source), self._next_tag(plan, backward))
+
+    def _next_tag(self, plan: Plan, backward: bool) -> int:
+        """One that no other exchange in flight has: a rank in another exchange can then never deliver its rows here."""
+        self.deck.guard.check_open()
+        where = self.deck.guard.where
+        where.tag += 1
+        return small_digest(plan.digest, backward, where.tag)
+
+    def _at_once(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> Pending:
+        """On one node a plan of one stage is torch's own all-to-all, as it is."""
+        deck = self.deck
+        if deck.observer is not None:
+            for step in plan.steps(backward).steps[:1]:
+                for message in step.sends:
+                    deck.observer(step.number, deck.rank, message.peer, message.rows, None)
+        return all_at_once(deck, deck.channels.local, plan, backward, output, source)
+
+
+class Posted(NamedTuple):
+    """A message under way."""
+
+    work: Any
+    message: Message
+    sent: bool
+    at: float
 
 
 class Flight:
     """One exchange under way."""
 
-    def __init__(self, yard: Yard, plan: Plan, backward: bool, output: Rows, source: Rows, tag: int) -> None:
-        self.yard, self.tag, self.plan, self.backward = yard, tag, plan, backward
-        self.steps: Steps = plan.steps(backward)
+    def __init__(
+        self, transport: GlooThreads, plan: Plan, backward: bool, output: Rows, source: Rows, tag: int
+    ) -> None:
+        self.transport, self.deck = transport, transport.deck
+        self.tag, self.plan, self.backward = tag, plan, backward
+        self.steps = plan.steps(backward)
         self._began = time.monotonic()
         self._marks: list[Mark] = []
-        program = self.steps.program
-        width, dtype = source.shape[1], source.dtype
-        size = width * source.element_size()
-        rows = program.relay_rows + self.steps.staged_rows
-        self._arena = yard.arena.take(rows * size, source.device) if rows * size else None
+        width, rows = source.shape[1], scratch_rows(self.steps)
+        size = rows * width * source.element_size()
+        self._arena = transport.arena.take(size, source.device) if size else None
         empty = source.new_empty(0, width)
-        scratch = empty if self._arena is None else self._arena[: rows * size].view(dtype).view(rows, width)
-        self._staging = scratch[program.relay_rows :]
-        self._spaces: dict[int, Rows] = {INPUT: source, RELAY: scratch[: program.relay_rows], OUTPUT: output}
-        if program.keep_rows:
-            kept = source[program.keep_input : program.keep_input + program.keep_rows]
-            output[program.keep_output : program.keep_output + program.keep_rows].copy_(kept)
+        scratch = empty if self._arena is None else self._arena[:size].view(source.dtype).view(rows, width)
+        self._spaces = Spaces(self.steps, output, source, scratch)
+        self._spaces.keep()
         count = len(self.steps.steps)
-        self._works: list[list[tuple[Any, Message, bool, torch.Tensor, float]]] = [[] for _ in range(count)]
+        self._posted: list[list[Posted]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._failed: BaseException | None = None
         self._issued = [threading.Event() for _ in range(count)]
@@ -67,7 +128,7 @@ class Flight:
             self._guarded(self._begin)
             first, *more = self.steps.chains or [[]]
             others: list[Future[None]] = [
-                self.yard.threads.submit(self._guarded, self._walk, c) for c in more
+                self.transport.chains.submit(self._guarded, self._walk, c) for c in more
             ]
             try:
                 self._guarded(self._walk, first)
@@ -78,11 +139,12 @@ class Flight:
                 raise self._failed
             for s in range(len(self._done)):
                 self._finish(s)
-            if self.yard.recorder is not None:
-                self.yard.recorder(self.plan, self.backward, self._began, time.monotonic(), self._marks)
+            if self.deck.watcher is not None:
+                ended = time.monotonic()
+                self.deck.watcher.exchanged(Flown(self.plan, self.backward, self._began, ended, self._marks))
         finally:
             if self._arena is not None and self._failed is None:
-                self.yard.arena.give(self._arena)
+                self.transport.arena.give(self._arena)
 
     def _begin(self) -> None:
         """Whatever waits for nothing."""
@@ -108,24 +170,22 @@ class Flight:
             raise
 
     def _issue(self, s: int) -> None:
-        step, works, tag = self.steps.steps[s], self._works[s], self._tag(s)
-        ports = self.yard.channels
+        step, posted, tag = self.steps.steps[s], self._posted[s], self._tag(s)
+        deck = self.deck
         for message in step.receives:
-            port = ports.receive_from[message.peer]
-            into = self._buffer(message)
+            port = deck.channels.receive_from[message.peer]
+            into = self._spaces.buffer(message)
             with self._named(s, message, False):
-                works.append(
-                    (port.group.recv([into], port.peer, tag), message, False, into, time.monotonic())
-                )
+                work = port.group.recv([into], port.peer, tag)
+                posted.append(Posted(work, message, False, time.monotonic()))
         for message in step.sends:
-            port = ports.send_to[message.peer]
-            out = self._buffer(message)
-            if message.staged >= 0:
-                torch.cat([self._run(run) for run in message.runs], out=out)
-            if self.yard.observer is not None:
-                self.yard.observer(step.number, self.yard.rank, message.peer, message.rows, port.rail)
+            port = deck.channels.send_to[message.peer]
+            out = self._spaces.packed(message)
+            if deck.observer is not None:
+                deck.observer(step.number, deck.rank, message.peer, message.rows, port.rail)
             with self._named(s, message, True):
-                works.append((port.group.send([out], port.peer, tag), message, True, out, time.monotonic()))
+                work = port.group.send([out], port.peer, tag)
+                posted.append(Posted(work, message, True, time.monotonic()))
         self._issued[s].set()
 
     def _finish(self, s: int) -> None:
@@ -137,132 +197,36 @@ class Flight:
                 self._complete(s)
 
     def _complete(self, s: int) -> None:
-        for work, message, send, buffer, posted in self._works[s]:
-            with self._named(s, message, send):
+        number = self.steps.steps[s].number
+        for work, message, sent, at in self._posted[s]:
+            with self._named(s, message, sent):
                 work.wait()
-            if self.yard.recorder is not None:
-                number = self.steps.steps[s].number
-                self._marks.append((number, message.peer, message.rows, send, posted, time.monotonic()))
-            if not send and message.staged >= 0:
-                at = 0
-                for run in message.runs:
-                    self._run(run).copy_(buffer[at : at + run[2]])
-                    at += run[2]
-        self._works[s].clear()
+            if self.deck.watcher is not None:
+                self._marks.append(Mark(number, message.peer, message.rows, sent, at, time.monotonic()))
+            if not sent:
+                self._spaces.unpack(message)
+        self._posted[s].clear()
         self._done[s] = True
 
     def _tag(self, s: int) -> int:
         return (self.tag + self.steps.steps[s].number * 0x9E37) & 0x7FFFFFFF
 
-    def _buffer(self, message: Message) -> torch.Tensor:
-        if message.staged >= 0:
-            return self._staging[message.staged : message.staged + message.rows]
-        return self._run(message.runs[0])
-
-    def _run(self, run: tuple[int, int, int]) -> Rows:
-        space, offset, rows = run
-        return self._spaces[space][offset : offset + rows]
-
-    def _named(self, s: int, message: Message, send: bool) -> Blame:
-        return Blame(self.yard, self.steps.steps[s].number, message.peer, send)
+    def _named(self, s: int, message: Message, sent: bool) -> Blame:
+        return Blame(self.deck.guard, self.steps.steps[s].number, self.deck.rank, message.peer, sent)
 
 
 class Blame:
     """Turns a backend's error into one that names the pair."""
 
-    __slots__ = ("peer", "send", "stage", "yard")
+    __slots__ = ("guard", "me", "peer", "sent", "stage")
 
-    def __init__(self, yard: Yard, stage: int, peer: int, send: bool) -> None:
-        self.yard, self.stage, self.peer, self.send = yard, stage, peer, send
+    def __init__(self, guard: Guard, stage: int, me: int, peer: int, sent: bool) -> None:
+        self.guard, self.stage, self.me, self.peer, self.sent = guard, stage, me, peer, sent
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, RuntimeError):
-            me = self.yard.rank
-            pair = (me, self.peer) if self.send else (self.peer, me)
-            raise self.yard.lost(f"stage {self.stage}: {error}", pair) from error
-
-
-class Pending:
-    """An exchange that runs behind the caller. `wait()` returns when the output is complete, or raises."""
-
-    def __init__(self, done: Callable[[], None]) -> None:
-        self._done = done
-        self._waited = False
-
-    def wait(self) -> None:
-        if not self._waited:
-            self._waited = True
-            self._done()
-
-
-def start(
-    yard: Yard,
-    plan: Plan,
-    backward: bool,
-    output: torch.Tensor,
-    source: torch.Tensor,
-    *,
-    agreed: bool = False,
-) -> Pending:
-    """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
-    if source.device.type == "cuda":
-        from moeyard.runtime.transport.nccl import start_on_streams
-
-        yard.check_open()
-        return start_on_streams(yard, plan, backward, as_rows(output), as_rows(source))
-    if yard.collective is not None or (agreed and plan.at_once):
-        return _all_at_once(yard, plan, backward, output, source)
-    tag = yard.next_tag(plan, backward)
-    flight = Flight(yard, plan, backward, as_rows(output), as_rows(source), tag)
-    future = yard.flights.submit(flight.run)
-    return Pending(future.result)
-
-
-def exchange(
-    yard: Yard,
-    plan: Plan,
-    backward: bool,
-    output: torch.Tensor,
-    source: torch.Tensor,
-    *,
-    agreed: bool = False,
-) -> None:
-    """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
-
-    agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
-    """
-    if source.device.type == "cuda" or yard.collective is not None or (agreed and plan.at_once):
-        start(yard, plan, backward, output, source, agreed=agreed).wait()
-        return
-    tag = yard.next_tag(plan, backward)
-    Flight(yard, plan, backward, as_rows(output), as_rows(source), tag).run()
-
-
-def _all_at_once(
-    yard: Yard, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor
-) -> Pending:
-    """The backend's own all-to-all: by request, and on one node, where a plan is one stage of whole blocks, as it is."""
-    yard.check_open()
-    if yard.observer is not None and yard.collective is None:
-        steps = plan.steps(backward)
-        for message in steps.steps[0].sends if steps.steps else ():
-            yard.observer(steps.steps[0].number, yard.rank, message.peer, message.rows, None)
-    sent, received = (
-        (plan.output_splits, plan.input_splits) if backward else (plan.input_splits, plan.output_splits)
-    )
-    began = time.monotonic()
-    group = yard.channels.local if yard.collective is None else yard.collective
-    work = group.alltoall_base(output, source, received, sent)
-
-    def finish() -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise yard.lost(str(error)) from error
-        if yard.recorder is not None:
-            yard.recorder(plan, backward, began, time.monotonic(), [])
-
-    return Pending(finish)
+            pair = (self.me, self.peer) if self.sent else (self.peer, self.me)
+            raise self.guard.lost(f"stage {self.stage}: {error}", pair) from error

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,18 +21,16 @@ from torch import nn
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.roles import Company
 from moeyard.runtime.weights.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
 from moeyard.runtime.weights.tensor_files import ShardWriter
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
 
 _PART = ".exporting-"
 
 
 @torch.no_grad()
 def export_pretrained(
-    model: nn.Module, folder: PathLike, yard: Yard, *, shard_bytes: int = 5_000_000_000
+    model: nn.Module, folder: PathLike, yard: Company, *, shard_bytes: int = 5_000_000_000
 ) -> Path:
     """Write config and weights, as `save_pretrained` of the unmodified model would; every rank calls this.
 
@@ -139,7 +137,7 @@ def _undo(
         yield apply_renamings(name, renamings), tensor[0] if isinstance(tensor, list) else tensor
 
 
-def _whole(one: torch.Tensor | PlainExperts, yard: Yard, first: int) -> torch.Tensor:
+def _whole(one: torch.Tensor | PlainExperts, yard: Company, first: int) -> torch.Tensor:
     """The plain tensor on the rank `first`, anything elsewhere; all ranks come here.
 
     Of several expert-parallel groups with the same experts, the one that `first` is in gives them.

@@ -9,19 +9,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from moeyard.errors import InvalidFile, InvalidModel
 from moeyard.formats.strict import PathLike
+from moeyard.runtime.hf.initial import materialize
 from moeyard.runtime.hf.parallelize import Homes, parallelize
+from moeyard.runtime.roles import Base
 from moeyard.runtime.weights.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
 from moeyard.runtime.weights.tensor_files import TensorFiles
-
-if TYPE_CHECKING:
-    from moeyard.runtime.yard import Yard
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class _Group:
 
 
 def from_pretrained(
-    folder: PathLike, yard: Yard, *, dtype: torch.dtype | None = None, homes: Homes = None, **options: Any
+    folder: PathLike, yard: Base, *, dtype: torch.dtype | None = None, homes: Homes = None, **options: Any
 ) -> Any:
     """A model of a local Hugging Face folder, expert-parallel: built empty, cut, each rank reading its own share.
 
@@ -66,7 +65,7 @@ def from_pretrained(
 
 
 @torch.no_grad()
-def load_pretrained(model: nn.Module, folder: PathLike, yard: Yard, *, strict: bool = True) -> Loaded:
+def load_pretrained(model: nn.Module, folder: PathLike, yard: Base, *, strict: bool = True) -> Loaded:
     """Fill a model from a local folder (or one file) of safetensors, through transformers' own weight conversions.
 
     Each rank reads the dense tensors and the slices of its own experts, one expert at a time. Parameters on the meta device get
@@ -93,23 +92,6 @@ def load_pretrained(model: nn.Module, folder: PathLike, yard: Yard, *, strict: b
             _initialise(inner, plain, missing)
         inner.tie_weights(recompute_mapping=False)
         return Loaded(files.bytes_read, tuple(sorted(missing)), tuple(sorted(unused)))
-
-
-def materialize(model: nn.Module, yard: Yard) -> bool:
-    """Memory on the yard's device for all that is on the meta device, its values undefined; whether there was any. Ties stay."""
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for name, old in store.items():
-                if old is None or not old.is_meta:
-                    continue
-                if id(old) not in made:
-                    empty = torch.empty_like(old, device=yard.device)
-                    made[id(old)] = (
-                        nn.Parameter(empty, old.requires_grad) if isinstance(old, nn.Parameter) else empty
-                    )
-                store[name] = made[id(old)]  # type: ignore[assignment]
-    return bool(made)
 
 
 def _groups(
