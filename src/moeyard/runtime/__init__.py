@@ -8,8 +8,9 @@ sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 """
 
 from moeyard.runtime.faults.errors import ExchangeError, Mismatch, RailLost, RankLost
-from moeyard.runtime.hf import initialise, parallelize, router_loss
-from moeyard.runtime.hf.initial import materialize
+from moeyard.runtime.hf.initial import initialise, materialize
+from moeyard.runtime.hf.parallelize import parallelize
+from moeyard.runtime.hf.router_loss import router_loss
 from moeyard.runtime.layers.autograd import all_to_all_single, exchange_plan
 from moeyard.runtime.layers.dispatch import Route, combine, dispatch
 from moeyard.runtime.layers.experts import (
