@@ -65,6 +65,28 @@ class Yard:
     plan and finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
+    # No others: what is set on a yard from outside and read by nobody is an error, not silence.
+    __slots__ = (
+        "__weakref__",
+        "_group",
+        "_observer",
+        "_store",
+        "_transport_of",
+        "_watcher",
+        "accelerator",
+        "agreement",
+        "device",
+        "generation",
+        "groups",
+        "guard",
+        "options",
+        "rank",
+        "size",
+        "transport",
+        "workspace",
+        "world",
+    )
+
     def __init__(
         self,
         where: Where = None,
@@ -86,7 +108,7 @@ class Yard:
         global _count
         _count += 1
         self.options = Options(scheduler, planner, slots, policy, model, transport)
-        self.observer, self.watcher, self.accelerator = observer, watcher, accelerator
+        self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         given = Cluster.load(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
@@ -107,10 +129,10 @@ class Yard:
         store = PrefixStore(f"g{self.ranks[0]}/{self.generation}", self._store)
         self.guard = Guard(store, self.rank, self.size, self.world.interfaces is not None)
         control = Control(self.groups.control, self.size, self.guard.lost)
-        self.agreement = Agreement(control, self.guard, self.rank, self.watcher)
+        self.agreement = Agreement(control, self.guard, self.rank, self._watcher)
         self._plan_for(self.cluster)
         deck = Deck(
-            self.rank, self.device, self._group, self.channels, self.guard, self.observer, self.watcher
+            self.rank, self.device, self._group, self.channels, self.guard, self._observer, self._watcher
         )
         self.transport = self._transport_of(deck)
         self.channels.warm(self.device)
