@@ -101,8 +101,9 @@ class Schedule:
 
     def messages(self) -> np.recarray[Any, Any]:
         """Every message as records (stage, src, dst, rows), sorted."""
-        table = self._flip(self.form.table()) if self.backward else self.form.table()
-        return _records(merge_messages(table), MESSAGE)
+        parts = [merge_messages(self.sends(rank)) for rank in range(self.cluster.num_ranks)]
+        table = np.concatenate(parts)  # rank by rank, so that only stages are left to sort by
+        return _records(table[np.argsort(table[:, 0], kind="stable")], MESSAGE)
 
     def reversed(self) -> Schedule:
         """The way back: the same hops the other way round, last stage first."""

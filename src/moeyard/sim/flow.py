@@ -11,10 +11,20 @@ from moeyard.cluster import Cluster, Contention
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
 from moeyard.kernels.flow.dag import message_graph
 from moeyard.kernels.flow.run import run_flows
+from moeyard.kernels.flow.state import (
+    MOST,
+    SHARINGS,
+    SOLVED,
+    Fabric,
+    new_net,
+    new_queue,
+    new_slots,
+    new_tally,
+)
 from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule
 from moeyard.sim.lump import lumped
-from moeyard.sim.operations import Course, Operations
+from moeyard.sim.operations import Course, Operations, own, writable
 from moeyard.timeline import Timeline
 
 IDEAL = Contention()
@@ -45,15 +55,20 @@ def run(
         np.zeros(len(capacity_L), np.bool_) if contended_L is None or contention.loss == 0 else contended_L
     )
     lump = lumped(operations, capacity_L, contended) if merge and not traced else None
-    ops = operations if lump is None else lump.operations
-    counters = np.zeros(2) if watch is None else watch
-    start, first, end, cause, counts, trace = run_flows(
-        ops.path_ptr, ops.path, ops.weight, ops.size, ops.latency, ops.needs, ops.next_ptr, ops.next,
-        np.ascontiguousarray(capacity_L if lump is None else lump.capacity_L, dtype=np.float64),
-        np.ascontiguousarray(contended if lump is None else lump.contended_L),
-        np.array([contention.loss, contention.knee, contention.ceiling]), tolerance, counters, traced,
+    ops = own(operations if lump is None else lump.operations)
+    fabric = Fabric(
+        *writable(capacity_L if lump is None else lump.capacity_L, contended if lump is None else lump.contended_L),
+        np.array(contention.law),
+    )
+    queue, tally = new_queue(ops), new_tally()
+    trace = run_flows(
+        ops, fabric, new_net(ops, len(fabric.capacity_L)), new_slots(ops), queue, tally, float(tolerance),
+        np.zeros(2) if watch is None else watch, traced,
     )  # fmt: skip
-    course = Course(start, first, end, cause, int(counts[0]), int(counts[1]), int(counts[2]), len(ops), trace)
+    course = Course(
+        queue.start_I, queue.first_I, queue.end_I, queue.cause_I, int(tally[SHARINGS]), int(tally[SOLVED]),
+        int(tally[MOST]), len(ops.size), trace,
+    )  # fmt: skip
     return course if lump is None else lump.spread(course)
 
 
