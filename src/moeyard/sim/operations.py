@@ -83,4 +83,5 @@ class Course:
     solved: int  # rates worked out, in all
     most: int  # flows at once
     kinds: int  # operations simulated, after merging those alike
+    tolerance: float  # that it was run with
     trace: FloatArray  # [change, (time, operation, rate)], if asked for

@@ -36,9 +36,7 @@ def _finish(ops, queue, tally, op, t):
                     queue.stack[depth] = j
                     depth += 1
                 else:
-                    tally[WAITING] = push(
-                        queue.heap_t, queue.heap_i, tally[WAITING], t + ops.latency[j], j
-                    )
+                    tally[WAITING] = push(queue.heap_t, queue.heap_i, tally[WAITING], t + ops.latency[j], j)
     return done
 
 
@@ -143,7 +141,7 @@ def run_flows(ops, fabric, net, slots, queue, tally, slack, watch, traced):
 
     `slack` 0: exact. Else links are shared anew only when a flow that ended has held its links for `slack` of its own
     bytes too long and one of them has idled for `slack` of the time since the last sharing, or when one that came has waited
-    for `slack` of its duration. `watch`, float[2]: [0] counts operations done while this runs, [1] != 0 stops it.
+    for `slack` of its duration. `watch`, float[3]: [0] counts operations done while this runs, [1] != 0 stops it.
     Returns every change as (time, operation, rate) if `traced`. What never ran (a cycle, a dead link) ends at nan.
     """
     trace, logged = np.empty((1, 3)), 0

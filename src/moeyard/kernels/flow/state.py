@@ -43,7 +43,9 @@ class Net(NamedTuple):
     """What flows on the links now."""
 
     load_L: np.ndarray  # flows on the link (the sum of their weights)
-    idle_L: np.ndarray  # bytes per second that ended flows still hold; and the sum of each times when it ended
+    idle_L: (
+        np.ndarray
+    )  # bytes per second that ended flows still hold; and the sum of each times when it ended
     idle_from_L: np.ndarray
     level_L: np.ndarray  # the rate its unthrottled flows get; inf where it is not full
     ptr_L: np.ndarray  # its part of `flows`
