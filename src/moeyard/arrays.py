@@ -20,6 +20,11 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    """The arrays, copied where frozen or not contiguous: kernels are compiled for one kind only."""
+    return [np.require(array, requirements=("C", "W")) for array in arrays]
+
+
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:
     """A frozen int64 copy of a matrix of row counts: two axes, whole numbers, none negative."""
     array = np.asarray(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import frozen
+from moeyard.arrays import frozen, writable
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.lanes import Lanes
 from moeyard.kernels.program.lower import lower_tables
@@ -20,10 +20,10 @@ def lower(schedule: Schedule, rank: int) -> Program:
     ):  # the same in one call: this is on the critical path
         lowered = schedule.form.lowered(rank)
     else:
-        tables = schedule.sends(rank), schedule.receives(rank)
-        lowered = lower_tables(
-            *tables, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
+        sends, receives, *after = writable(
+            schedule.sends(rank), schedule.receives(rank), stages.after_ptr, stages.after
         )
+        lowered = lower_tables(sends, receives, rank, schedule.traffic.rows, len(stages), *after)
     own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lowered
     input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:

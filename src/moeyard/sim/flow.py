@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen
+from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen, writable
 from moeyard.cluster import Cluster, Contention
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
 from moeyard.kernels.flow.dag import message_graph
@@ -25,7 +25,7 @@ from moeyard.kernels.program.tables import merge_messages
 from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule
 from moeyard.sim.lump import FEW, lumped
-from moeyard.sim.operations import Course, Operations, own, writable
+from moeyard.sim.operations import Course, Operations, own
 from moeyard.timeline import Timeline
 
 IDEAL = Contention()
@@ -132,7 +132,7 @@ def warm_simulator(schedule: Schedule) -> None:
     """Compile, or read from the disk, what simulating this schedule needs, so that the next call's time is its own."""
     first = schedule.sends(0)
     if len(first):
-        merge_messages(first)
+        merge_messages(*writable(first))
     pairs = 2 * FEW
     one = np.zeros(pairs, np.int64)
     message_graph(one, one, one + 1, np.zeros(2, np.int64), np.zeros(0, np.int64), 2)
@@ -149,7 +149,7 @@ def message_operations(
     src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
     stage = np.ascontiguousarray(messages["stage"])
     needs, next_ptr, next_ = message_graph(
-        stage, src, dst, stages.after_ptr, stages.after, links.cluster.num_ranks
+        *writable(stage, src, dst, stages.after_ptr, stages.after), links.cluster.num_ranks
     )
     path_ptr, path, latency = links.paths(src, dst)
     joins = len(needs) - len(stage)

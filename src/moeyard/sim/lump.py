@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray
+from moeyard.arrays import BoolArray, FloatArray, IntArray, writable
 from moeyard.kernels.flow.lump import (
     Classes,
     Colours,
@@ -22,7 +22,7 @@ from moeyard.kernels.flow.lump import (
     turned,
 )
 from moeyard.kernels.flow.state import Ops
-from moeyard.sim.operations import Course, Operations, own, writable
+from moeyard.sim.operations import Course, Operations, own
 
 FEW = 256  # merging fewer operations than this is not worth its time
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, writable
 from moeyard.errors import InvalidSchedule
 from moeyard.kernels.flow.state import MAX_HOPS, Ops
 
@@ -64,11 +63,6 @@ def own(operations: Operations) -> Ops:
     """The operations as kernels take them."""
     o = operations
     return Ops(*writable(o.path_ptr, o.path, o.weight, o.size, o.latency, o.needs, o.next_ptr, o.next))
-
-
-def writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-    """The arrays, copied where frozen or not contiguous: kernels are compiled for one kind only."""
-    return [np.require(array, requirements=("C", "W")) for array in arrays]
 
 
 @dataclass(frozen=True, eq=False)

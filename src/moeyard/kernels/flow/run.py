@@ -73,7 +73,7 @@ def _idle_due(fabric, net, slots, slot, now, shared, slack):
     due = np.inf
     rate = slots.now_SK[slot, RATE]
     for h in range(slots.hop_SH.shape[1]):
-        link = slots.hop_SH[slot, h]
+        link = np.int64(slots.hop_SH[slot, h])
         if link < 0:
             break
         flows, weight = net.load_L[link], slots.weight_SH[slot, h]
