@@ -1,4 +1,8 @@
-"""Whole blocks, all at once: each goes from its origin to one carrier, over the wire to another, and to its target."""
+"""Whole blocks, all at once: each goes from its origin to one carrier, over the wire to another, and to its target.
+
+Called by `forms.blocks`. Letters: i origin, j target, k and f their nodes, l a nic; `per` ranks to a node, `stage` the numbers of
+BALANCE, LOCAL, WIRE and SPREAD, via_R who stands in for a rank, to_NNM[k, f, l] the nic that lane l of k -> f enters by, or -1.
+"""
 
 from __future__ import annotations
 
