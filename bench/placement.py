@@ -20,7 +20,7 @@ import moeyard as my
 from moeyard.eplb import balancedness_of, rebalance_experts
 from moeyard.forecast import score_forecasts
 from moeyard.formats.traces import find_trace
-from moeyard.kernels.place.place import greedy_hosts
+from moeyard.kernels.place.greedy import greedy_hosts
 from moeyard.model import STAND_IN
 from moeyard.planners.compare import POLICIES
 from moeyard.planners.prophet import BALANCED, model_times

@@ -17,7 +17,7 @@ from moeyard.assign import assign
 from moeyard.cluster import Cluster, Port
 from moeyard.cost import ports_of, rates_of, replica_pairs, step_cost
 from moeyard.demand import Demand
-from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step import compose as kernel
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.domains import plan_domains

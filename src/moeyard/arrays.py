@@ -20,6 +20,11 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, or a copy if it is frozen or strided: kernels are compiled for one kind of array."""
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
+
+
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:
     """A frozen int64 copy of a matrix of row counts: two axes, whole numbers, none negative."""
     array = np.asarray(values)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
 
-from moeyard.assign import ASSIGNERS, assign
+from moeyard.assign import ASSIGNERS, assign, groups_of
 from moeyard.cluster import Cluster, Port
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.kernels.place import assign as kernel
+from moeyard.kernels.place.hosts import hosts_of
 from moeyard.placement import Placement
 
 every_policy = pytest.mark.parametrize("policy", [*ASSIGNERS, "auto"])
@@ -112,13 +113,13 @@ def test_shares_go_to_near_sources_first(job):
 def test_sums_agree_with_runs(job):
     """The fast sums that planners use are the sums of the assignment."""
     cluster, demand, placement = job
-    sizes = (cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter)
-    ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = np.ascontiguousarray(demand.rows.T)
-    nearest = kernel.served_nearest(rows_ER, ptr, host, *sizes)
+    groups = groups_of(cluster)
+    hosts = hosts_of(placement.hosts_ER.copy(), placement.home_E.copy())
+    rows_ER = demand.rows.T.copy()
+    nearest = kernel.sums_to(rows_ER, kernel.to_nearest(hosts, groups, cluster.num_ranks))
     assert (nearest == assign(cluster, demand, placement, "local_first").rows_RR).all()
-    share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
-    even = kernel.served_shares(rows_ER, ptr, host, share, *sizes)
+    share = kernel.even_shares(demand.rows.sum(axis=0), hosts.ptr_E)
+    even = kernel.share_sums(rows_ER, hosts, share, groups)
     assert (even == assign(cluster, demand, placement, "even").rows_RR).all()
 
 

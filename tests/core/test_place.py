@@ -19,7 +19,7 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.formats.placements import load_placement, save_placement
 from moeyard.formats.traces import find_trace, trace_names
-from moeyard.kernels.place.place import greedy_hosts
+from moeyard.kernels.place.greedy import greedy_hosts
 from moeyard.migration import Migration
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
