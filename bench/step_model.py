@@ -70,7 +70,7 @@ def kernel_microseconds():
     hosts[rng.integers(0, 256, 64), np.arange(64)] = True
     placement = Placement(home, hosts)
     job = assign(cluster, Demand(rng.poisson(50, (64, 256))), placement, "even")
-    args = (job.rows_RR, *replica_pairs(placement), home, rates_of(cluster, SPEC), ports_of(cluster))
+    args = (job.rows_RR.copy(), *replica_pairs(placement), home, rates_of(cluster, SPEC), ports_of(cluster))
     kernel.layer_seconds(*args)
     times = []
     for _ in range(20):

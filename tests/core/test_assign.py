@@ -137,6 +137,27 @@ def test_local_first_uses_its_own_rank_then_its_node():
     assert own.rows_R.tolist() == [24, 0, 0, 8]
 
 
+def test_counts_beyond_floats_stay_exact():
+    cluster = Cluster(1, 2, scale_up=Port(1e9, 0), scale_out=Port(1e8, 0))
+    many = 2**53 + 1
+    for policy in ASSIGNERS:
+        found = assign(cluster, Demand([[many], [1]]), Placement.of_homes([1], 2), policy)
+        assert found.rows_RR.tolist() == [[0, many], [0, 1]]
+        assert found.rows_R.tolist() == [0, many + 1]
+
+
+def test_rows_whose_sum_would_overflow_are_one_line():
+    most = Demand([[2**61, 2**61]])
+    assert int(most.rows.sum()) == 2**62
+    with pytest.raises(
+        InvalidDemand, match=r"has 4611686018427387905 rows in all, .* in demand\[0, 1\]; .*2\*\*62"
+    ) as error:
+        Demand([[2**61, 2**61 + 1]])
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidDemand, match="rows in all"):
+        Demand(np.full((8, 2), 2**62))
+
+
 def test_bad_input_is_one_line():
     cluster = Cluster(1, 2, scale_up=Port(1e9, 0), scale_out=Port(1e8, 0))
     placement = Placement.of_homes([0, 1], 2)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeyard.arrays import frozen
 from moeyard.kernels.common.csr import grouped, pointers
 from moeyard.kernels.common.sort import by_key, heaviest_first
 from moeyard.kernels.place import assign as served
@@ -245,7 +246,7 @@ def slow_time(rows, home, hosts, speed, selected, kept, times):
 @quick
 def test_the_greedy_time_is_that_of_its_hosts(table, left_out, overlap, by_rank):
     rows_ER, home, _, _, speed, rng = table
-    rows = rows_ER.T.copy()
+    rows = frozen(rows_ER.T.copy())  # as a demand's are
     left_out = min(left_out, len(speed) - 1)
     times = Times(0.1, 0.2, *rng.uniform(0, 20, 2).tolist(), 0.5, 1.0, overlap)
     hosts, best = greedy_hosts(rows, home, speed, left_out, 1.0, 9, times, by_rank)

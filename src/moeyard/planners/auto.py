@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, writable
-from moeyard.assign import SLACKS, WAYS, job_of
+from moeyard.assign import WAYS, job_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.kernels.step import search
@@ -57,9 +57,6 @@ def effort_of(demand: Demand) -> Effort:
     moves = max(16, 150_000 // demand.rows.size)
     levels = np.array([1.0, 1.08, 1.3, 1.6, 2.5])
     return Effort(levels, 3, covers=24, moves=min(moves, 300))
-
-
-assert set(SLACKS) >= {1.0, 1.08, 1.3, 1.6, 2.5}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +147,9 @@ class _Table:
 
 def _improved(job: Job, start: _Entry, effort: Effort) -> Scored:
     """Families, local moves, then the best way to serve again."""
-    found = search.cover_family(job, start.home_E, start.scored, effort.covers)
+    found: Scored = search.cover_family(job, start.home_E, start.scored, effort.covers)
     found = search.climb(job, start.home_E, found, effort.moves)
     if found.seconds < start.seconds and effort.starts > 1:
-        again = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
+        again: Scored = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
         return again if again.seconds < found.seconds else found
     return found

@@ -121,6 +121,7 @@ def search_domains(
     )
     search = _Search(cluster, demand, homes, rates, ports_of(cluster))
     possible = [sizes for sizes in partitions(cluster) if slots is None or search.slots(sizes) <= slots]
+    cost: Callable[[Sizes], float]
     if rehearsal is not None:
         cost = partial(_scored, rehearsal, cluster, homes)
         best, scored = _least(possible, search.total, cost, SHORTLIST, below)
