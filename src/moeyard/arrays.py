@@ -20,9 +20,13 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-    """The arrays, copied where frozen or not contiguous: kernels are compiled for one kind only."""
-    return [np.require(array, requirements=("C", "W")) for array in arrays]
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, or a copy if it is frozen or strided: kernels are compiled for one kind of array."""
+    return np.require(array, requirements=("C", "W"))
+
+
+def all_writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    return [writable(array) for array in arrays]
 
 
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:

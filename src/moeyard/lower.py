@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import frozen, writable
+from moeyard.arrays import all_writable, frozen
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.lanes import Lanes
 from moeyard.kernels.program.lower import lower_tables
@@ -20,7 +20,7 @@ def lower(schedule: Schedule, rank: int) -> Program:
     ):  # the same in one call: this is on the critical path
         lowered = schedule.form.lowered(rank)
     else:
-        sends, receives, *after = writable(
+        sends, receives, *after = all_writable(
             schedule.sends(rank), schedule.receives(rank), stages.after_ptr, stages.after
         )
         lowered = lower_tables(sends, receives, rank, schedule.traffic.rows, len(stages), *after)

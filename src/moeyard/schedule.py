@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, IntArray, frozen, writable
+from moeyard.arrays import BoolArray, IntArray, all_writable, frozen
 from moeyard.cluster import Cluster
 from moeyard.kernels.program.tables import inverted_after, merge_messages, sort_transfers
 from moeyard.traffic import Traffic
@@ -101,7 +101,7 @@ class Schedule:
 
     def messages(self) -> np.recarray[Any, Any]:
         """Every message as records (stage, src, dst, rows), sorted."""
-        parts = [merge_messages(*writable(self.sends(rank))) for rank in range(self.cluster.num_ranks)]
+        parts = [merge_messages(*all_writable(self.sends(rank))) for rank in range(self.cluster.num_ranks)]
         table = np.concatenate(parts)  # rank by rank, so that only stages are left to sort by
         return _records(table[np.argsort(table[:, 0], kind="stable")], MESSAGE)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen, writable
+from moeyard.arrays import BoolArray, FloatArray, IntArray, all_writable, frozen
 from moeyard.cluster import Cluster, Contention
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
 from moeyard.kernels.flow.dag import message_graph
@@ -72,7 +72,7 @@ def run(
     ops = own(operations if lump is None else lump.operations)
     if lump is not None:
         capacity_L, contended = lump.capacity_L, lump.contended_L
-    capacity_L, contended = writable(capacity_L, contended)
+    capacity_L, contended = all_writable(capacity_L, contended)
     fabric = Fabric(capacity_L, contended, np.array(contention.law))
     queue, tally = new_queue(ops), new_tally()
     slack = tolerance_for(int((np.diff(ops.path_ptr) > 0).sum())) if tolerance == AUTO else float(tolerance)
@@ -132,7 +132,7 @@ def warm_simulator(schedule: Schedule) -> None:
     """Compile, or read from the disk, what simulating this schedule needs, so that the next call's time is its own."""
     first = schedule.sends(0)
     if len(first):
-        merge_messages(*writable(first))
+        merge_messages(*all_writable(first))
     pairs = 2 * FEW
     one = np.zeros(pairs, np.int64)
     message_graph(one, one, one + 1, np.zeros(2, np.int64), np.zeros(0, np.int64), 2)
@@ -149,7 +149,7 @@ def message_operations(
     src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
     stage = np.ascontiguousarray(messages["stage"])
     needs, next_ptr, next_ = message_graph(
-        *writable(stage, src, dst, stages.after_ptr, stages.after), links.cluster.num_ranks
+        *all_writable(stage, src, dst, stages.after_ptr, stages.after), links.cluster.num_ranks
     )
     path_ptr, path, latency = links.paths(src, dst)
     joins = len(needs) - len(stage)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray, writable
+from moeyard.arrays import BoolArray, FloatArray, IntArray, all_writable
 from moeyard.kernels.flow.lump import (
     Classes,
     Colours,
@@ -54,7 +54,7 @@ def lumped(operations: Operations, capacity_L: FloatArray, contended_L: BoolArra
         return None
     if len(np.unique(operations.size)) > most:
         return None
-    ops, (capacity_L, contended_L) = own(operations), writable(capacity_L, contended_L)
+    ops, (capacity_L, contended_L) = own(operations), all_writable(capacity_L, contended_L)
     colours = _refined(ops, capacity_L, contended_L, most)
     if colours is None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import FloatArray, IntArray, writable
+from moeyard.arrays import FloatArray, IntArray, all_writable
 from moeyard.errors import InvalidSchedule
 from moeyard.kernels.flow.state import MAX_HOPS, Ops
 
@@ -62,7 +62,7 @@ class Operations:
 def own(operations: Operations) -> Ops:
     """The operations as kernels take them."""
     o = operations
-    return Ops(*writable(o.path_ptr, o.path, o.weight, o.size, o.latency, o.needs, o.next_ptr, o.next))
+    return Ops(*all_writable(o.path_ptr, o.path, o.weight, o.size, o.latency, o.needs, o.next_ptr, o.next))
 
 
 @dataclass(frozen=True, eq=False)
