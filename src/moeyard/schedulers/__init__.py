@@ -17,6 +17,7 @@ from moeyard.schedulers.lanes import (
     schedule_spread,
     schedule_waves,
 )
+from moeyard.schedulers.lpt import schedule_lpt
 from moeyard.traffic import Traffic
 from moeyard.verify import check_fits
 
@@ -27,6 +28,7 @@ SCHEDULERS: dict[str, Scheduler] = {
     "direct": schedule_direct,
     "ecmp": schedule_ecmp,
     "fast": schedule_fast,
+    "lpt": schedule_lpt,
     "rails": schedule_rails,
     "shot": schedule_shot,
     "shunt": schedule_shunt,
