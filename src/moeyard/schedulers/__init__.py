@@ -18,6 +18,7 @@ from moeyard.schedulers.lanes import (
     schedule_waves,
 )
 from moeyard.schedulers.lpt import schedule_lpt
+from moeyard.schedulers.wan import schedule_wan
 from moeyard.traffic import Traffic
 from moeyard.verify import check_fits
 
@@ -33,6 +34,7 @@ SCHEDULERS: dict[str, Scheduler] = {
     "shot": schedule_shot,
     "shunt": schedule_shunt,
     "spread": schedule_spread,
+    "wan": schedule_wan,
     "waves": schedule_waves,
 }
 
