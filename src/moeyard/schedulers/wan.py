@@ -13,7 +13,8 @@ from moeyard.estimate import estimate
 from moeyard.forms.beside import Beside
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.forms.relays import Relays
-from moeyard.kernels.orders.orders import heavy_matchings, in_list_order, in_pieces, list_makespan, pieces_in_order, shifts
+from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
+from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
 from moeyard.kernels.orders.wan import datacenter_rows, gateways, in_parts
 from moeyard.kernels.relays.parts import Plan
 from moeyard.kernels.stages.relays import relay_stages
@@ -68,10 +69,13 @@ def relay_orders(pairs: Pairs, far: Traffic) -> Iterator[Relays]:
     hand = planes * (slowest if across else cluster.scale_up.bandwidth)
     ratio = min(max(wan.bandwidth / hand, 1 / 64), 1 / 2)
     row = far.row_bytes / wan.bandwidth
+    times = (row, wan.latency, cluster.scale_out.latency + cluster.scale_up.latency)
     for in_turn in (False, True) if cluster.datacenters > 2 else (False,):
         wire = _one_to_one(rows_DD, row, wan.latency) if in_turn else _at_once(rows_DD)
-        chains, pieces = in_parts(wire, planes, row, wan.latency, ratio, start_RD, gate)
-        stage, scale_out, ptr, after = relay_stages(chains, pieces, gate.shape[1], inside, across, in_turn)
+        chains, pieces = in_parts(wire, planes, times, ratio, start_RD, gate)
+        stage, scale_out, ptr, after = relay_stages(
+            chains, pieces, gate.shape[1], cluster.datacenters, inside, across, in_turn
+        )
         plan = Plan(far.rows, size_RD, start_RD, gate, via, chains, pieces, stage, cluster.ranks_per_node)
         yield Relays(cluster, far, Stages(frozen(scale_out), frozen(ptr), frozen(after)), plan)
 

@@ -6,11 +6,21 @@ datacenter; a message is rows [lo, hi) of what A has for B.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from moeyard.kernels.compile import kernel
 
 PARTS = 3  # more than these on one side of a message gain nothing
+
+
+class End(NamedTuple):
+    """How a message is cut at one end; see `_parts`."""
+
+    parts: int
+    first: float
+    waits: bool
 
 
 @kernel
@@ -109,50 +119,56 @@ def datacenter_rows(by_origin, per_datacenter):
 
 
 @kernel
-def _parts(seconds, latency, ratio):
+def _parts(seconds, latency, ratio, brief):
     """Into how many parts, each `1 / ratio` times the one before, a message is cut at an end where it waits for its gather or
-    is waited for by its spread: k parts cost k - 1 latencies and leave the first one's share of it exposed. And that share."""
+    is waited for by its spread; the first one's share of it; and whether each waits for the one before.
+
+    In turn they cost a latency each: too dear where the gather or spread of the whole takes little longer than that. Then they are
+    not held back: the gather alone spaces them. `brief`: what a part costs in any case.
+    """
+    waits = 2 * latency < seconds * ratio  # forth and back
+    each = latency if waits else brief
     best, parts, first = np.inf, 1, 1.0
     whole, width = 1.0, 1.0
     for k in range(1, PARTS + 1):
-        cost = seconds * ratio / whole + (k - 1) * latency
+        cost = seconds * ratio / whole + (k - 1) * each
         if cost < best:
             best, parts, first = cost, k, 1.0 / whole
         width /= ratio
         whole += width
-    return parts, first
+    return End(parts, first, waits)
 
 
 @kernel
-def _cut(pieces, n, chain, size, ends, ratio):
-    """Append the parts of a chain of `size` rows: pieces (chain, lo, hi); how many there are then. `ends`: the parts and the first
-    one's share at its head, then at its tail."""
-    head, head_first, tail, tail_first = ends
-    at, edge, width = 0, 0.0, head_first
-    for part in range(head + tail - 1):
-        if part < head - 1:
+def _cut(pieces, n, chain, size, head, tail, ratio):
+    """Append the parts of a chain of `size` rows: pieces (chain, lo, hi, waits); how many there are then."""
+    at, edge, width = 0, 0.0, head.first
+    parts = head.parts + tail.parts - 1
+    for part in range(parts):
+        if part < head.parts - 1:
             edge += width
             width /= ratio
-        elif part == head - 1:  # the largest: up to the parts that shrink
-            edge, width = 1.0, tail_first
-            for _ in range(tail - 1):
+        elif part == head.parts - 1:  # the largest: up to the parts that shrink
+            edge, width = 1.0, tail.first
+            for _ in range(tail.parts - 1):
                 edge -= width
                 width /= ratio
         else:
             width *= ratio
             edge += width
-        end = size if part == head + tail - 2 else min(size, np.int64(round(size * edge)))
+        end = size if part == parts - 1 else min(size, np.int64(round(size * edge)))
         if at < end:
             pieces[0, n], pieces[1, n], pieces[2, n] = chain, at, end
+            pieces[3, n] = head.waits if part < head.parts else tail.waits
             at = end
             n += 1
     return n
 
 
 @kernel
-def in_parts(wire, planes, row_seconds, latency, ratio, start_RD, gate):
-    """Chains [6, chain] (A, B, g, first, size, turn) and pieces [3, piece] (chain, lo, hi) of wan messages in the order of `wire`
-    (stage, A, B, lo, hi).
+def in_parts(wire, planes, times, ratio, start_RD, gate):
+    """Chains [6, chain] (A, B, g, first, size, turn) and pieces [4, piece] (chain, lo, hi, waits) of wan messages in the order of
+    `wire` (stage, A, B, lo, hi). times: seconds of a row and of a message on the wan, and of a message inside.
 
     A message is divided over the planes; each chain, rows [first, first + size) of what A has for B, begins `turn` rows in,
     with its gateway's own, and goes round. It is cut into parts that grow where it is its sender's first, and shrink where it
@@ -163,15 +179,12 @@ def in_parts(wire, planes, row_seconds, latency, ratio, start_RD, gate):
     for m in range(count):
         last[wire[2, m]] = m
     chains = np.empty((6, planes * count), np.int64)
-    pieces = np.empty((3, 2 * PARTS * planes * count), np.int64)
+    pieces = np.empty((4, 2 * PARTS * planes * count), np.int64)
     n = 0
     for m in range(count):
         A, B, lo, rows = wire[1, m], wire[2, m], wire[3, m], wire[4, m] - wire[3, m]
-        head, head_first, tail, tail_first = 1, 1.0, 1, 1.0
-        if not seen[A]:
-            head, head_first = _parts(rows * row_seconds, latency, ratio)
-        if last[B] == m:
-            tail, tail_first = _parts(rows * row_seconds, latency, ratio)
+        end, whole = _parts(rows * times[0], times[1], ratio, times[2]), End(1, 1.0, True)
+        head, tail = whole if seen[A] else end, end if last[B] == m else whole
         seen[A] = True
         for g in range(planes):
             c = m * planes + g
@@ -180,5 +193,5 @@ def in_parts(wire, planes, row_seconds, latency, ratio, start_RD, gate):
             turn = start_RD[gate[0, A * planes + g], B] - first
             chains[0, c], chains[1, c], chains[2, c], chains[3, c], chains[4, c] = A, B, g, first, size
             chains[5, c] = turn if 0 < turn < size else 0
-            n = _cut(pieces, n, c, size, (head, head_first, tail, tail_first), ratio)
+            n = _cut(pieces, n, c, size, head, tail, ratio)
     return chains, pieces[:, :n].copy()

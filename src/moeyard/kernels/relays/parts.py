@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     gate: Any  # [way, A * planes + g]: the rank by which plane g leaves or enters A
     via: Any  # [way, A * planes + g, n]: who gathers for it on each node, or takes for that node
     chains: Any  # [6, chain]: A, B, g, first, size, turn
-    pieces: Any  # [3, piece]: chain, lo, hi
+    pieces: Any  # [4, piece]: chain, lo, hi, whether it waits for the one before
     stage: Any  # [piece, hop]
     per: int  # ranks of a node
 
@@ -185,6 +185,15 @@ def _put(out, n, stage, src, dst, rows):
 
 
 @kernel
+def _node_rows(rows, node, per):
+    """Rows of all ranks of a node."""
+    total = 0
+    for r in range(node * per, node * per + per):
+        total += rows[r]
+    return total
+
+
+@kernel
 def relay_messages(plan):
     """[message, (stage, src, dst, rows)], sorted: what the transfers of all ranks add up to, without spelling them out."""
     datacenters = plan.size_RD.shape[1]
@@ -202,10 +211,10 @@ def relay_messages(plan):
         for o in range(ranks):
             n = _put(out, n, plan.stage[p, IN_NODE], A * ranks + o, plan.via[0, i, o // per], from_o[o])
         for node in range(ranks // per):
-            n = _put(out, n, plan.stage[p, TO_GATE], plan.via[0, i, node], a, from_o[node * per : node * per + per].sum())
+            n = _put(out, n, plan.stage[p, TO_GATE], plan.via[0, i, node], a, _node_rows(from_o, node, per))
         n = _put(out, n, plan.stage[p, ACROSS], a, b, plan.pieces[2, p] - plan.pieces[1, p])
         for node in range(ranks // per):
-            n = _put(out, n, plan.stage[p, FROM_GATE], b, plan.via[1, j, node], to_t[node * per : node * per + per].sum())
+            n = _put(out, n, plan.stage[p, FROM_GATE], b, plan.via[1, j, node], _node_rows(to_t, node, per))
         for t in range(ranks):
             n = _put(out, n, plan.stage[p, TO_TARGET], plan.via[1, j, t // per], B * ranks + t, to_t[t])
     return out[:n].copy()

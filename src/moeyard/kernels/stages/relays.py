@@ -30,13 +30,14 @@ def _name(after, lo, n, stage):
 
 
 @kernel
-def relay_stages(chains, pieces, gates, inside, across, in_turn):
+def relay_stages(chains, pieces, gates, centers, inside, across, in_turn):
     """stage[piece, hop], -1 where the cluster has no such hop; which stages are scale-out; and the CSR of what they wait for.
 
     A hop waits for those that bring its rows, and for the same hop of the gateway's previous piece, so that pieces are gathered
     and spread in the order in which they cross. `in_turn`: a gateway's wan messages go one after another, whichever
-    datacenter they are for; else only those of one pair. `inside`: nodes have more than one rank; `across`: datacenters more
-    than one node; `gates`: how many gateways a way.
+    datacenter they are for; else only those of one pair. A piece that does not wait for the one before it in its chain waits for what
+    that one waits for. `inside`: nodes have more than one rank; `across`: datacenters more
+    than one node; `gates`: how many gateways a way, of `centers` datacenters.
     """
     count = pieces.shape[1]
     per_piece = 1 + 2 * inside + 2 * across
@@ -45,14 +46,16 @@ def relay_stages(chains, pieces, gates, inside, across, in_turn):
     ptr = np.zeros(count * per_piece + 1, np.int64)
     after = np.empty(4 * count * per_piece, np.int64)
     last_out, last_in = np.full((5, gates), NONE, np.int64), np.full((5, gates), NONE, np.int64)
-    planes = 0
-    for c in range(chains.shape[1]):
-        planes = max(planes, chains[2, c] + 1)
+    planes = gates // centers
     last_pair = np.full((gates, gates), NONE, np.int64)
+    first = np.full((2, chains.shape[1]), NONE - 1, np.int64)  # what a chain's pieces wait for that do not wait for one another
     s, n = 0, 0
     for p in range(count):
         c = pieces[0, p]
         i, j = chains[0, c] * planes + chains[2, c], chains[1, c] * planes + chains[2, c]
+        if pieces[3, p] or first[0, c] < NONE:
+            first[0, c] = last_out[ACROSS, i] if in_turn else last_pair[i, j]
+            first[1, c] = last_in[ACROSS, j] if in_turn else NONE
         for hop in range(5):
             if not (hop == ACROSS or (inside if hop == IN_NODE or hop == TO_TARGET else across)):
                 continue
@@ -60,8 +63,8 @@ def relay_stages(chains, pieces, gates, inside, across, in_turn):
             if hop == ACROSS:
                 n = _name(after, lo, n, stage[p, IN_NODE])
                 n = _name(after, lo, n, stage[p, TO_GATE])
-                n = _name(after, lo, n, last_out[hop, i] if in_turn else last_pair[i, j])
-                n = _name(after, lo, n, last_in[hop, j] if in_turn else NONE)
+                n = _name(after, lo, n, first[0, c])
+                n = _name(after, lo, n, first[1, c])
                 last_pair[i, j] = s
             elif hop < ACROSS:
                 n = _name(after, lo, n, stage[p, IN_NODE])

@@ -1,0 +1,49 @@
+"""Sorting of indices, stable: what is equal keeps its order. Called by the rooms `place` and `step`. I items."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeyard.kernels.compile import kernel
+
+
+@kernel
+def heaviest_first(weight_I):
+    """The items by falling weight (float64), ties to the lower id: a merge sort from runs of one."""
+    items = len(weight_I)
+    order, other = np.empty(items, np.int64), np.empty(items, np.int64)
+    for i in range(items):
+        order[i] = i
+    size = 1
+    while size < items:
+        low = 0
+        while low < items:
+            middle, high = min(low + size, items), min(low + 2 * size, items)
+            a, b = low, middle
+            for at in range(low, high):
+                if a < middle and (b >= high or weight_I[order[a]] >= weight_I[order[b]]):
+                    other[at] = order[a]
+                    a += 1
+                else:
+                    other[at] = order[b]
+                    b += 1
+            low = high
+        order, other = other, order
+        size *= 2
+    return order
+
+
+@kernel
+def by_key(key_I, order_I, keys):
+    """`order_I` re-ordered so that key_I[order_I], in [0, keys), ascends: one pass of a radix sort."""
+    place = np.zeros(keys + 1, np.int64)
+    for at in range(len(order_I)):
+        place[key_I[order_I[at]] + 1] += 1
+    for k in range(keys):
+        place[k + 1] += place[k]
+    out = np.empty(len(order_I), np.int64)
+    for at in range(len(order_I)):
+        i = order_I[at]
+        out[place[key_I[i]]] = i
+        place[key_I[i]] += 1
+    return out
