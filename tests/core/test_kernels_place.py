@@ -26,8 +26,10 @@ seeds = st.integers(0, 2**32 - 1)
 
 @given(groups=st.lists(st.integers(0, 6)))
 def test_pointers_and_groups(groups):
-    ptr, item = grouped(np.array(groups, np.int64), 7)
-    assert ptr.tolist() == pointers(np.array([groups.count(g) for g in range(7)], np.int64)).tolist()
+    ptr, item = grouped(np.array(groups, np.int64), 0, len(groups), 7)
+    counts = np.array([0] + [groups.count(g) for g in range(7)], np.int64)
+    pointers(counts)
+    assert ptr.tolist() == counts.tolist()
     for g in range(7):
         assert item[ptr[g] : ptr[g + 1]].tolist() == [i for i, one in enumerate(groups) if one == g]
 

@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 from tests.slow_birkhoff import slow_birkhoff
 
 from moeyard.kernels.cost.estimate import MANY, shared_by_many, staggered
-from moeyard.kernels.orders import orders
-from moeyard.kernels.stages.stages import assemble, matchings_in_order
+from moeyard.kernels.orders.birkhoff import birkhoff
+from moeyard.kernels.orders.bits import match_all, new_matching, use_edges
+from moeyard.kernels.orders.lpt import longest_first
+from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, in_stages, list_makespan, shifts
+from moeyard.kernels.orders.open_shop import in_pieces, open_shop
+from moeyard.kernels.orders.waves import wave_cuts, waves
+from moeyard.kernels.stages.forms import assemble
+from moeyard.kernels.stages.number import Wire
 
 
 @st.composite
@@ -23,10 +30,23 @@ def node_matrices(draw):
     return rows
 
 
+@given(rows=node_matrices(), least=st.integers(1, 30))
+def test_a_matching_is_found_wherever_there_is_one(rows, least):
+    """Over edges of at least so much work, against the assignment that avoids the others."""
+    matching = new_matching(len(rows))
+    use_edges(matching.edges, rows, least)
+    found = match_all(*matching)
+    _, to = linear_sum_assignment(rows < least)
+    assert found == (rows[np.arange(len(rows)), to] >= least).all()
+    matched = [(k, f) for k, f in enumerate(matching.to.tolist()) if f >= 0]
+    assert all(rows[k, f] >= least and matching.of[f] == k for k, f in matched)
+    assert len({f for _, f in matched}) == len(matched)
+
+
 @given(rows=node_matrices())
 def test_birkhoff_stages_add_up_to_the_busiest_node(rows):
     busiest = max(rows.sum(axis=0).max(), rows.sum(axis=1).max())
-    perms, sizes = orders.birkhoff(rows)
+    perms, sizes = birkhoff(rows)
     assert sizes.sum() == busiest == sum(size for _, size in slow_birkhoff(rows))
     covered = np.zeros_like(rows)
     for perm, size in zip(perms, sizes, strict=True):
@@ -39,7 +59,7 @@ def test_birkhoff_stages_add_up_to_the_busiest_node(rows):
 
 @given(rows=node_matrices())
 def test_a_sum_of_permutations_moves_every_row_once(rows):
-    stage, src, dst, lo, hi = matchings_in_order(*orders.birkhoff(rows), rows, rows)
+    stage, src, dst, lo, hi = in_stages(*birkhoff(rows), rows, rows)
     moved = np.zeros_like(rows)
     for s, k, f, a, b in zip(stage, src, dst, lo, hi, strict=True):
         assert moved[k, f] == a < b
@@ -51,7 +71,7 @@ def test_a_sum_of_permutations_moves_every_row_once(rows):
 
 @given(rows=node_matrices(), step=st.sampled_from([0.85, 0.93]))
 def test_heavy_matchings_hold_every_pair_once(rows, step):
-    perms = orders.heavy_matchings(rows.astype(float), step)
+    perms = heavy_matchings(rows.astype(float), step)
     pairs = {(k, int(perm[k])) for perm in perms for k in range(len(rows))}
     assert len(perms) == len(rows) - 1
     assert pairs == {(k, f) for k in range(len(rows)) for f in range(len(rows)) if k != f}
@@ -61,7 +81,7 @@ def test_heavy_matchings_hold_every_pair_once(rows, step):
 def test_the_open_shop_list_starts_each_message_when_both_ends_are_free(rows):
     pieces = np.minimum(rows, 2)
     seconds = np.where(rows > 0, rows / np.maximum(pieces, 1) + 3.0, 0.0)
-    (stage, src, dst, lo, hi), makespan = orders.open_shop(seconds, pieces, rows, 0.001)
+    (stage, src, dst, lo, hi), makespan = open_shop(seconds, pieces, rows, 0.001)
     out_free, in_free, seen, moved = (
         np.zeros(len(rows)),
         np.zeros(len(rows)),
@@ -83,11 +103,64 @@ def test_the_open_shop_list_starts_each_message_when_both_ends_are_free(rows):
     )  # Graham, for any dense order
 
 
+@given(rows=node_matrices(), group=st.integers(0, 3))
+def test_pairs_in_the_order_of_permutations(rows, group):
+    perms = shifts(len(rows))
+    assert perms.tolist() == [[(k + s) % len(rows) for k in range(len(rows))] for s in range(1, len(rows))]
+    listed = [(p, k, int(f)) for p, perm in enumerate(perms) for k, f in enumerate(perm) if rows[k, f] > 0]
+    stage, *rest = in_list_order(perms, rows, group).tolist()
+    assert list(zip(*rest, strict=True)) == [(k, f, 0, rows[k, f]) for _, k, f in listed]
+    parts = [i if group == 0 else p // group for i, (p, _, _) in enumerate(listed)]
+    assert stage == [sorted(set(parts)).index(part) for part in parts]
+    sent, got = [0.0] * len(rows), [0.0] * len(rows)
+    for _, k, f in listed:
+        sent[k] = got[f] = max(sent[k], got[f]) + float(rows[k, f])
+    assert list_makespan(perms, rows.astype(float)) == max(sent + got)
+
+
+@given(rows=node_matrices(), longest=st.sampled_from([0.5, 7.0, np.inf]))
+def test_no_piece_takes_longer_than_the_longest(rows, longest):
+    pieces, seconds = in_pieces(rows * 0.25, rows, longest, 2.0)
+    expected = np.minimum(np.maximum(np.ceil(rows * 0.25 / longest), 1), rows)
+    np.testing.assert_array_equal(pieces, expected)
+    np.testing.assert_array_equal(seconds, np.where(rows > 0, rows * 0.25 / np.maximum(expected, 1) + 2.0, 0.0))
+
+
+@given(rows=node_matrices(), least=st.sampled_from([0, 20, 10**7]))
+def test_waves_cut_every_pair_alike(rows, least):
+    cuts = np.array([4, 32, 64])
+    expected = []
+    for w, (a, b) in enumerate([(0, 4), (4, 32), (32, 64)]):
+        for k, f in np.argwhere(rows > 0).tolist():
+            lo, hi = rows[k, f] * a // 64, rows[k, f] * b // 64
+            if rows[k, f] < least:
+                lo, hi = 0, rows[k, f] if w == 0 else 0
+            if lo < hi:
+                expected.append([w, k, f, lo, hi])
+    assert waves(rows, np.full(rows.shape, float(least)), cuts).T.tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), max_size=30), st.lists(st.integers(0, 2), min_size=3, max_size=3))
+def test_longest_first_takes_the_rail_that_is_through_first(chunks, speeds):
+    """Two nodes, three rails of different speed, some of them dead."""
+    speeds = speeds if any(speeds) else [1, 1, 1]
+    chunks = sorted(chunks, key=lambda chunk: -chunk[1])
+    to = np.array([[[l if speed and k != f else -1 for l, speed in enumerate(speeds)] for f in range(2)] for k in range(2)])
+    weight = np.where(to >= 0, np.array(speeds) * 4, 0)
+    src, rows = np.array([k for k, _ in chunks], np.int64), np.array([n for _, n in chunks], np.int64)
+    load, expected = [[0.0] * 3, [0.0] * 3], []
+    for k, n in chunks:
+        time, rail = min((load[k][l] + n * weight.max() / (4 * s), l) for l, s in enumerate(speeds) if s)
+        load[k][rail] = time
+        expected.append(rail)
+    assert longest_first(src, 1 - src, rows, to, weight).tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("head", "tail", "finest"), [(0.25, 0.25, 1 / 48), (0.9, 0.3, 1 / 48), (1.0, 1.0, 0.2), (0.25, 0.25, 1.0)]
 )
 def test_wave_cuts_end_at_the_whole(head, tail, finest):
-    cuts = orders.wave_cuts(head, tail, finest)
+    cuts = wave_cuts(head, tail, finest)
     assert cuts[-1] == 64
     assert (np.diff(cuts) > 0).all()
     assert cuts[0] >= 1
@@ -98,7 +171,7 @@ def test_stage_names_are_earlier_and_ascending():
     src, dst = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 2, 0, 2, 0, 1])
     lo, hi, level = np.zeros(6, np.int64), np.full(6, 4), np.zeros(6, np.int64)
     scale_out, ptr, after, local, *_ = assemble(
-        np.stack([np.arange(6), src, dst, lo, hi]), level, level, 6, 3, True, True, False, False
+        Wire(np.stack([np.arange(6), src, dst, lo, hi]), level, level, 6, 3, True, True, False, False)
     )
     assert scale_out.sum() == 6
     assert not scale_out[local]

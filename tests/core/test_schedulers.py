@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.strategies import clusters, jobs, traffics
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
 from moeyard.estimate import estimate, estimate_listed
+from moeyard.schedulers.lpt import schedule_lpt
 from moeyard.workloads import workload
 
 every_scheduler = pytest.mark.parametrize("name", sorted(my.SCHEDULERS))
@@ -117,8 +119,9 @@ def test_stages_are_one_to_one_between_nodes(name, job):
         assert np.unique(seen, axis=1).shape[1] == len(wire)
 
 
+@pytest.mark.parametrize("name", ["rails", "lpt"])
 @given(job=jobs(), data=st.data())
-def test_rails_plans_from_its_own_rows_alone(job, data):
+def test_some_plan_from_their_own_rows_alone(name, job, data):
     """Changing another node's rows changes no send of this node's rows."""
     cluster, traffic = job
     per = cluster.ranks_per_node
@@ -128,7 +131,7 @@ def test_rails_plans_from_its_own_rows_alone(job, data):
     other[mine] = traffic.rows[mine]
 
     def sends_of_the_node(rows):
-        transfers = my.schedule(cluster, Traffic(rows, traffic.row_bytes), "rails").transfers()
+        transfers = my.schedule(cluster, Traffic(rows, traffic.row_bytes), name).transfers()
         own = (transfers.src // per == node) & (transfers.origin // per == node)
         return transfers[own].tolist()
 
@@ -149,6 +152,43 @@ def test_even_sending_gives_even_receiving(cluster, data):
             cluster.port_R[end[across]], transfers.rows[across], cluster.nodes * cluster.nics_per_node
         ).reshape(cluster.nodes, cluster.nics_per_node)
         assert (load.max(axis=1) - load.min(axis=1) <= slack).all()
+
+
+@given(cluster=clusters(), data=st.data(), chunk=st.sampled_from([1, 8, 64]))
+def test_the_busiest_rail_of_longest_first_is_within_grahams_bound(cluster, data, chunk):
+    """With N healthy rails at most 4/3 - 1/(3N) times the best division of the same chunks, which has the mean and the longest
+    chunk on its busiest rail, and two of the N + 1 longest."""
+    cluster = cluster.but(rails=None)
+    traffic = Traffic(data.draw(traffics(cluster.num_ranks)).rows, 1)
+    transfers = schedule_lpt(cluster, traffic, chunk_bytes=chunk).transfers()
+    per, nics = cluster.ranks_per_node, cluster.nics_per_node
+    wire = transfers[transfers.src // per != transfers.dst // per]
+    for node in range(cluster.nodes):
+        own = wire[wire.src // per == node]
+        load = np.bincount(cluster.port_R[own.src] - node * nics, own.rows, nics)
+        pieces = [min(chunk, rows - at) for rows in own_blocks(traffic, node, per) for at in range(0, rows, chunk)]
+        assert load.sum() == sum(pieces)
+        longest = sorted(pieces, reverse=True)
+        pair = sum(longest[nics - 1 : nics + 1]) if len(longest) > nics else 0
+        best = max([sum(pieces) / nics, *longest[:1], pair])
+        assert load.max() <= (4 / 3 - 1 / (3 * nics)) * max(best, least_makespan(longest, nics)) + 1e-9
+
+
+def own_blocks(traffic: Traffic, node: int, per: int) -> list[int]:
+    """Rows of the blocks that leave a node."""
+    rows = np.array(traffic.rows[node * per : node * per + per])
+    rows[:, node * per : node * per + per] = 0
+    return rows[rows > 0].tolist()
+
+
+def least_makespan(longest: list[int], rails: int) -> int:
+    """The best division, by trying all, of a few chunks; 0 for many."""
+    if len(longest) > 8:
+        return 0
+    return min(
+        (max(sum(n for n, r in zip(longest, to, strict=True) if r == rail) for rail in range(rails)))
+        for to in product(range(rails), repeat=len(longest))
+    )
 
 
 @every_scheduler

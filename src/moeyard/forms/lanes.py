@@ -16,7 +16,8 @@ from moeyard.kernels.lanes.lanes import lane_part, pair_sums
 from moeyard.kernels.lanes.loads import local_loads, pair_loads, scale_up_ratios
 from moeyard.kernels.program.lower import lower_lanes
 from moeyard.kernels.program.tables import sort_transfers
-from moeyard.kernels.stages.stages import assemble, chained_form, staged_form
+from moeyard.kernels.stages.forms import assemble, chained_form, staged_form
+from moeyard.kernels.stages.number import Wire as Assembly
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
@@ -228,15 +229,9 @@ def order_lanes(
     """
     cluster = pairs.cluster
     wires = waves or (int(wire[0, -1]) + 1 if wire.size else 0)
+    inside = cluster.ranks_per_node > 1
     scale_out, after_ptr, after, local, *messages = assemble(
-        wire,
-        *levels,
-        wires,
-        cluster.nodes,
-        cluster.ranks_per_node > 1,
-        per_node,
-        barrier,
-        waves > 0,
+        Assembly(wire, *levels, wires, cluster.nodes, per_node, inside, barrier, waves > 0)
     )
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
 

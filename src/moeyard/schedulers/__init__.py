@@ -17,6 +17,8 @@ from moeyard.schedulers.lanes import (
     schedule_spread,
     schedule_waves,
 )
+from moeyard.schedulers.lpt import schedule_lpt
+from moeyard.schedulers.wan import schedule_wan
 from moeyard.traffic import Traffic
 from moeyard.verify import check_fits
 
@@ -27,10 +29,12 @@ SCHEDULERS: dict[str, Scheduler] = {
     "direct": schedule_direct,
     "ecmp": schedule_ecmp,
     "fast": schedule_fast,
+    "lpt": schedule_lpt,
     "rails": schedule_rails,
     "shot": schedule_shot,
     "shunt": schedule_shunt,
     "spread": schedule_spread,
+    "wan": schedule_wan,
     "waves": schedule_waves,
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from moeyard.cluster import Cluster
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
-from moeyard.kernels.orders.orders import birkhoff
+from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Schedule
 from moeyard.schedulers.lanes import (
     Candidate,

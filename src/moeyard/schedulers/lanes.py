@@ -12,18 +12,11 @@ from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
-from moeyard.kernels.orders.orders import (
-    birkhoff,
-    heavy_matchings,
-    in_list_order,
-    in_pieces,
-    list_makespan,
-    pieces_in_order,
-    shifts,
-    wave_cuts,
-    waves,
-)
-from moeyard.kernels.stages.stages import levels_by_stage
+from moeyard.kernels.orders.birkhoff import birkhoff
+from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
+from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
+from moeyard.kernels.orders.waves import wave_cuts, waves
+from moeyard.kernels.stages.levels import levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 

@@ -1,7 +1,4 @@
-"""Items in groups, as pointers: those of group g are item_X[ptr_G[g] : ptr_G[g + 1]].
-
-Called by kernels of every room. G groups, I items.
-"""
+"""Pointer arrays: which entries belong to which group. Group g has entries ptr[g]..ptr[g + 1] of `ids`."""
 
 from __future__ import annotations
 
@@ -11,25 +8,23 @@ from moeyard.kernels.compile import kernel
 
 
 @kernel
-def pointers(count_G):
-    """ptr_G from how many items each group has."""
-    ptr = np.zeros(len(count_G) + 1, np.int64)
-    for g in range(len(count_G)):
-        ptr[g + 1] = ptr[g] + count_G[g]
-    return ptr
+def pointers(count):
+    """Turn counts kept one place too far (group g's at g + 1) into pointers, in place."""
+    for g in range(1, len(count)):
+        count[g] += count[g - 1]
 
 
 @kernel
-def grouped(group_I, groups):
-    """(ptr_G, item_X): the items of each group, ascending."""
-    count = np.zeros(groups, np.int64)
-    for i in range(len(group_I)):
-        count[group_I[i]] += 1
-    ptr = pointers(count)
-    item = np.empty(len(group_I), np.int64)
-    for g in range(groups):
-        count[g] = ptr[g]
-    for i in range(len(group_I)):
-        item[count[group_I[i]]] = i
-        count[group_I[i]] += 1
-    return ptr, item
+def grouped(group, lo, hi, groups):
+    """Entries lo..hi by group, in their order; those of group -1 are left out: (ptr, ids)."""
+    ptr = np.zeros(groups + 1, np.int64)
+    for e in range(lo, hi):
+        if group[e] >= 0:
+            ptr[group[e] + 1] += 1
+    pointers(ptr)
+    ids, at = np.empty(ptr[groups], np.int64), ptr.copy()
+    for e in range(lo, hi):
+        if group[e] >= 0:
+            ids[at[group[e]]] = e
+            at[group[e]] += 1
+    return ptr, ids

@@ -1,0 +1,62 @@
+"""From an order of wire messages to a form: numbered stages, what they wait for, and each pair's messages. Called by forms/lanes.py.
+
+Wire messages come in issue order as the columns of [5, message] (wire stage, k, f, lo, hi): rows [lo, hi) of the pair k -> f.
+Each needs the rows handed over to its carriers by then (a balance stage), and what it brings is passed on inside the
+receiving node (a spread stage).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeyard.kernels.common.csr import grouped
+from moeyard.kernels.compile import kernel
+from moeyard.kernels.orders.matchings import in_stages
+from moeyard.kernels.stages.after import waits
+from moeyard.kernels.stages.levels import levels_by_node, levels_by_stage
+from moeyard.kernels.stages.number import Wire, group, numbered
+
+
+@kernel
+def assemble(wire):
+    """Number the stages, say what each waits for, and sort the messages by pair: (which stages are scale-out, pointers, names,
+    the stage of rows inside nodes, pointers over pairs, messages [5, message]: stage, lo, hi, balance, spread)."""
+    groups = wire.nodes if wire.per_node else 1
+    levels = max(1, wire.stages) if wire.fixed else 1
+    early, late = wire.early, wire.late
+    for m in range(len(early)):
+        levels = max(levels, early[m] + 1, late[m] + 1)
+    numbers = numbered(wire, groups, levels)
+    scale_out, ptr, after = waits(wire, numbers, groups, levels)
+    count, nodes = wire.messages.shape[1], wire.nodes
+    pair = np.empty(count, np.int64)
+    for m in range(count):
+        pair[m] = wire.messages[1, m] * nodes + wire.messages[2, m]
+    pair_ptr, order = grouped(pair, 0, count, nodes * nodes)
+    messages = np.empty((5, count), np.int64)
+    for i in range(count):
+        m = order[i]
+        messages[0, i] = numbers.wire[wire.messages[0, m]]
+        messages[1, i], messages[2, i] = wire.messages[3, m], wire.messages[4, m]
+        messages[3, i] = numbers.balance[group(wire.messages[1, m], wire.per_node), early[m]]
+        messages[4, i] = numbers.spread[group(wire.messages[2, m], wire.per_node), late[m]]
+    return scale_out, ptr, after, numbers.local, pair_ptr, messages
+
+
+@kernel
+def staged_form(perms, sizes, rows_NN, work_NN, head, tail, finest, inside):
+    """`assemble` of a sum of permutations, with batches common to all nodes."""
+    messages = in_stages(perms, sizes, rows_NN, work_NN)
+    early, late = levels_by_stage(messages, head, tail, finest)
+    count = messages.shape[1]
+    stages = messages[0, count - 1] + 1 if count > 0 else 0
+    return assemble(Wire(messages, early, late, stages, len(rows_NN), False, inside, True, False))
+
+
+@kernel
+def chained_form(messages, balance_ratio_N, spread_ratio_N, finest_N, inside):
+    """`assemble` of messages that are a stage each, started when both their nodes are free, with batches of each node's own."""
+    early, late = levels_by_node(messages, balance_ratio_N, spread_ratio_N, finest_N)
+    count = messages.shape[1]
+    stages = messages[0, count - 1] + 1 if count > 0 else 0
+    return assemble(Wire(messages, early, late, stages, len(finest_N), True, inside, False, False))

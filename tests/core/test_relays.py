@@ -1,0 +1,153 @@
+"""Rows that cross a wan: gateways, pieces and hops, against slow, obvious references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.strategies import jobs
+
+import moeyard as my
+from moeyard import Cluster, Contention, Port, Traffic
+from moeyard.forms.beside import Beside
+from moeyard.forms.lanes import Pairs
+from moeyard.forms.relays import Relays
+from moeyard.kernels.orders.wan import PARTS, datacenter_rows, gateways
+from moeyard.kernels.program.tables import merge_messages
+from moeyard.schedulers.wan import divided, relay_orders
+from moeyard.workloads import workload
+
+
+def far_apart(cluster: Cluster) -> Cluster:
+    """The same cluster with more than one datacenter, if its nodes divide."""
+    many = next((d for d in (2, 3, 5) if cluster.nodes % d == 0), 1)
+    assume(many > 1)
+    return cluster.but(datacenters=many, wan=cluster.wan or Port(2e9, 1e-4))
+
+
+def slow_transfers(form: Relays) -> list[tuple[int, ...]]:
+    """Row by row: which chain and piece it is in, and the hops of its way."""
+    plan, rows, cluster = form.plan, form.traffic.rows, form.cluster
+    per, ranks = cluster.ranks_per_node, cluster.num_ranks // cluster.datacenters
+    planes = plan.gate.shape[1] // cluster.datacenters
+    found: dict[tuple[int, ...], list[int]] = {}
+    for A in range(cluster.datacenters):
+        for B in range(cluster.datacenters):
+            own = [
+                (o, t, i)
+                for o in range(A * ranks, A * ranks + ranks)
+                for t in range(B * ranks, B * ranks + ranks)
+                for i in range(rows[o, t])
+            ]
+            for at, (o, t, i) in enumerate(own):
+                chain = next(
+                    c
+                    for c, (a, b, _, first, size, _) in enumerate(plan.chains.T.tolist())
+                    if (a, b) == (A, B) and first <= at < first + size
+                )
+                _, _, g, first, size, turn = plan.chains[:, chain].tolist()
+                place = (at - first - turn) % size
+                piece = next(
+                    p for p, (c, lo, hi, _) in enumerate(plan.pieces.T.tolist()) if c == chain and lo <= place < hi
+                )
+                out, into = A * planes + g, B * planes + g
+                way = [
+                    o, plan.via[0, out, o // per % (ranks // per)], plan.gate[0, out], plan.gate[1, into],
+                    plan.via[1, into, t // per % (ranks // per)], t,
+                ]  # fmt: skip
+                for hop in range(5):
+                    if way[hop] != way[hop + 1]:
+                        key = (int(plan.stage[piece, hop]), int(way[hop]), int(way[hop + 1]), o, t)
+                        found.setdefault(key, []).append(i)
+    return sorted((*key, i) for key, runs in found.items() for i in runs)
+
+
+@given(job=jobs(max_nodes=4, max_per_node=3))
+def test_every_row_takes_the_way_of_its_piece(job):
+    cluster, traffic = job
+    cluster = far_apart(cluster)
+    for form in relay_orders(Pairs.of(cluster, traffic), divided(cluster, traffic)[1]):
+        table = form.table()
+        rows = [(*t[:5], t[5] + i) for t in table.tolist() for i in range(t[6])]
+        assert sorted(rows) == slow_transfers(form)
+        np.testing.assert_array_equal(form.messages, merge_messages(table))
+
+
+@given(job=jobs())
+def test_gateways_are_the_fastest_nics_of_their_datacenters(job):
+    cluster = far_apart(job[0])
+    for planes in (1, 2):
+        per, each = cluster.ranks_per_node, cluster.nodes_per_datacenter
+        gate, via = gateways(cluster.rails, cluster.carrier_M, per, each, planes)
+        for A in range(cluster.datacenters):
+            nodes = range(A * each, A * each + each)
+            best = cluster.rails[list(nodes)].max()
+            for way in range(2):
+                for g in range(planes):
+                    rank = gate[way, A * planes + g]
+                    assert rank // per in nodes
+                    assert cluster.rails[cluster.nic(rank)] == best
+                    for n, k in enumerate(nodes):
+                        by = via[way, A * planes + g, n]
+                        assert by == rank if rank // per == k else cluster.rails[cluster.nic(by)] == cluster.rails[k].max()
+            if planes == 1 and (cluster.rails[gate[0, A] // per] == best).sum() > 1:
+                assert cluster.nic(gate[0, A]) != cluster.nic(gate[1, A])
+
+
+@given(job=jobs())
+def test_rows_of_datacenters_add_up(job):
+    cluster, traffic = job
+    cluster = far_apart(cluster)
+    ranks = cluster.num_ranks // cluster.datacenters
+    rows, size, start = datacenter_rows(Pairs.of(cluster, traffic).by_origin, cluster.nodes_per_datacenter)
+    far = divided(cluster, traffic)[1].rows.reshape(-1, cluster.datacenters, ranks).sum(axis=2)
+    np.testing.assert_array_equal(size, far)
+    np.testing.assert_array_equal(rows, far.reshape(-1, ranks, cluster.datacenters).sum(axis=1))
+    for A in range(cluster.datacenters):
+        own = slice(A * ranks, A * ranks + ranks)
+        np.testing.assert_array_equal(start[own], np.cumsum(far[own], axis=0) - far[own])
+
+
+@given(job=jobs(), bandwidth=st.sampled_from([1e8, 1e9, 3e10]))
+def test_few_messages_cross_a_wan(job, bandwidth):
+    """As many as gateways fill the wan, times the other datacenters, times a few parts; never one for every rank."""
+    cluster, traffic = job
+    cluster = far_apart(cluster).but(wan=Port(bandwidth, 1e-4))
+    schedule = my.verify(my.schedule(cluster, traffic, "wan"))
+    messages = schedule.messages()
+    src, dst = (cluster.node_R[end] // cluster.nodes_per_datacenter for end in (messages.src, messages.dst))
+    rate = cluster.scale_out.bandwidth * cluster.rails.max(axis=1).min()
+    planes = min(-(-bandwidth // rate), cluster.nodes_per_datacenter * cluster.nics_per_node)
+    for end in (src, dst):
+        most = np.bincount(end[src != dst], minlength=1).max()
+        assert most <= (cluster.datacenters - 1) * planes * (2 * PARTS - 1)
+
+
+@pytest.mark.parametrize(("nodes", "centers"), [(4, 2), (3, 3), (8, 4)])
+@pytest.mark.parametrize("kind", ["balanced", "zipf:0.9", "hot"])
+@pytest.mark.parametrize("latency", [1e-4, 5e-3])
+def test_a_wan_that_loses_to_contention_is_used_well(nodes, centers, kind, latency):
+    cluster = Cluster(
+        nodes, 4, Port(380e9, 2e-6), Port(48.85e9, 1e-5), datacenters=centers, wan=Port(5e9, latency),
+        contention=Contention(0.05, 1, 2.0),
+    )  # fmt: skip
+    traffic = workload(kind, cluster.num_ranks, mb=64)
+    seconds = my.simulate(cluster, my.schedule(cluster, traffic, "wan")).makespan
+    assert seconds <= 1.12 * my.bound(cluster, traffic)
+
+
+def test_one_datacenter_is_shunt():
+    cluster = Cluster(4, 4, Port(380e9, 2e-6), Port(48.85e9, 1e-5))
+    traffic = workload("zipf:0.9", 16, mb=4)
+    assert my.schedule(cluster, traffic, "wan").digest == my.schedule(cluster, traffic, "shunt").digest
+
+
+def test_parts_beside_one_another_keep_their_own_stages():
+    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
+    rows = np.arange(16).reshape(4, 4)
+    first, second = (my.schedule(cluster, Traffic(part, 8), "fast") for part in (rows * (rows % 2), rows * (1 - rows % 2)))
+    both = my.Schedule(cluster, Traffic(rows, 8), Beside((first.form, second.form)), "both")
+    my.verify(both)
+    moved = [tuple(stage + first.num_stages for stage in names) for names in second.after]
+    assert both.after == (*first.after, *moved)
