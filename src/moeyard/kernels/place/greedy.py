@@ -102,11 +102,11 @@ def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by
     turn_E = np.full(experts, experts + 1, np.int64)  # when each expert was selected
     kept = 0
     top, peak, least, crossed = extremes(computed, received, speed_R)
-    best = model_time(crossed, peak, 0, ranks - left_out, ranks, times)
+    best = model_time(crossed, peak, np.int64(0), ranks - left_out, ranks, times)
     for selected in range(1, experts + 1):
         if by_rank and peak - least < tolerance:
             break
-        e = -1
+        e = np.int64(-1)  # a literal would compile `spread` twice
         for f in range(experts):
             if turn_E[f] > experts and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
                 e = f
