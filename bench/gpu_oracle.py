@@ -111,9 +111,8 @@ def run(rank, options, folder, out):
         for dtype in (torch.float32, torch.bfloat16):
             for scheduler in options.schedulers:
                 for planner in ("static", "quota"):
-                    yard.scheduler, yard.planner, yard.slots = scheduler, planner, 1
-                    yard.policy = "quota" if planner == "quota" else "auto"
-                    yard.set_cluster(cluster)
+                    policy = "quota" if planner == "quota" else "auto"
+                    yard.choose(scheduler=scheduler, planner=planner, slots=1, policy=policy)
                     rows.append(case(yard, dtype, scheduler, planner, rank, options.ranks))
                     if rank == 0:
                         print(rows[-1], file=out, flush=True)

@@ -1,6 +1,9 @@
 """Placement: the EPLB drop-in, planners on recorded routing, Pro-Prophet's model, the joint search.
 
-    python bench/placement.py [eplb] [traces] [forecast] [prophet] [auto] [speed] [--records N] [--out FILE.json]
+    python bench/placement.py [eplb] [traces] [forecast] [prophet] [auto] [speed] [singles] [--records N] [--out FILE.json]
+
+`singles`: `auto` against every other planner on random jobs up to 128 ranks x 256 experts, by predicted step time, and the
+processor time that it takes against all of them together (`--jobs`, `--seed`).
 
 Prints every figure with its target and writes them as JSON. smartmoe-32 is read from ../shared/traces where it is there
 and left out, with a line that says so, where it is not. Exit status 1 if a target is missed.
@@ -20,7 +23,7 @@ import moeyard as my
 from moeyard.eplb import balancedness_of, rebalance_experts
 from moeyard.forecast import score_forecasts
 from moeyard.formats.traces import find_trace
-from moeyard.kernels.place.place import greedy_hosts
+from moeyard.kernels.place.greedy import greedy_hosts
 from moeyard.model import STAND_IN
 from moeyard.planners.compare import POLICIES
 from moeyard.planners.prophet import BALANCED, model_times
@@ -229,7 +232,7 @@ def bench_prophet():
             times = model_times(cluster, model, overlap=True)
             tolerance = BALANCED * demand.rows.sum() / experts
             hosts, predicted = greedy_hosts(
-                demand.rows, homes, cluster.speed, 0, tolerance, experts, times, True
+                demand.rows, homes, cluster.speed.copy(), 0, tolerance, experts, times, True
             )
             placement = my.Placement(homes, hosts, "prophet")
             predicted += model.non_moe_forward + model.non_moe_backward
@@ -316,6 +319,80 @@ def bench_speed():
     return results
 
 
+def random_jobs(seed, count):
+    """(title, cluster, model, demand): 4 to 128 ranks, 8 to 256 experts, one or two datacenters."""
+    rng = np.random.default_rng(seed)
+    while count:
+        nodes, per_node = int(rng.choice([1, 2, 4, 8, 16])), int(rng.choice([2, 4, 8]))
+        experts, centers = int(rng.choice([8, 32, 64, 128, 256])), int(rng.choice([1, 1, 2]))
+        ranks = nodes * per_node
+        if nodes % centers or ranks < 4:
+            continue
+        count -= 1
+        wan = my.Port(float(rng.choice([1e9, 5e9])), 5e-3) if centers > 1 else None
+        cluster = my.Cluster(
+            nodes, per_node, my.Port(380e9, 2e-6), my.Port(48.85e9, 1e-5), datacenters=centers, wan=wan
+        )
+        weights = int(rng.choice([1024, 4096])) * int(rng.choice([512, 4096]))
+        model = STAND_IN.but(
+            expert_bytes=6 * weights,
+            expert_flops=6.0 * weights,
+            layers=8,
+            non_moe_forward=1e-3,
+            non_moe_backward=2e-3,
+        )
+        share = rng.permutation(1 / np.arange(1, experts + 1) ** rng.uniform(0, 1.2))
+        rows = rng.choice([2048, 16384], ranks)
+        demand = my.Demand(np.stack([rng.multinomial(n, share / share.sum()) for n in rows]))
+        yield f"{nodes}x{per_node} ranks, {experts} experts, {centers} datacenters", cluster, model, demand
+
+
+def timed(cluster, model, demand, planner):
+    """(predicted seconds, processor seconds of the placement, and of the way to serve it with its figure), the better of two."""
+    placing, serving = [], []
+    for _ in range(2):
+        start = time.thread_time()
+        placement = my.place(cluster, demand, planner, model=model)
+        placed = time.thread_time()
+        served = my.assign(cluster, demand, placement, "auto", model=model)
+        seconds = my.step_cost(cluster, model, placement, served).total
+        placing.append(placed - start)
+        serving.append(time.thread_time() - placed)
+    return seconds, min(placing), min(serving)
+
+
+def bench_singles(jobs, seed):
+    """`auto` never above a planner, and its time against that of all of them."""
+    worst, lines = 0.0, []
+    for title, cluster, model, demand in random_jobs(seed, jobs):
+        found = {name: timed(cluster, model, demand, name) for name in my.PLANNERS}
+        auto = found.pop("auto")
+        ratio = auto[0] / min(one[0] for one in found.values())
+        worst = max(worst, ratio)
+        singles = [sum(one[k] for one in found.values()) for k in (1, 2)]
+        lines.append([title, ratio, auto[1], auto[2], *singles])
+    times = np.array([line[2:] for line in lines])
+    placing = times[:, 0].sum() / times[:, 2].sum()
+    whole = times[:, :2].sum() / times[:, 2:].sum()
+    large = np.array(["16x8" in line[0] or "8x8" in line[0] for line in lines])
+    print(f"\nauto against every planner on {jobs} random jobs (seed {seed}), by predicted step time")
+    print(
+        f"  worst auto / best planner {worst:.6f} [{check('auto above a planner', worst, 1 + 1e-9, least=False)}], "
+        f"median {np.median([line[1] for line in lines]):.4f}"
+    )
+    print(
+        f"  processor time, auto / all other planners together: placing {placing:.2f} "
+        f"[{check('auto time, placing', placing, 1.3, least=False)}], placing and serving {whole:.2f} "
+        f"[{check('auto time, placing and serving', whole, 1.3, least=False)}]; "
+        f"job by job, placing and serving: median {np.median(times[:, :2].sum(1) / times[:, 2:].sum(1)):.2f}, "
+        f"most {(times[:, :2].sum(1) / times[:, 2:].sum(1)).max():.2f}"
+    )
+    if large.any():
+        part = times[large]
+        print(f"  64 and 128 ranks alone, placing and serving: {part[:, :2].sum() / part[:, 2:].sum():.2f}")
+    return {"worst": worst, "placing": placing, "placing and serving": whole, "jobs": lines}
+
+
 def main():
     sections = {
         "eplb": lambda n: bench_eplb(),
@@ -324,10 +401,13 @@ def main():
         "prophet": lambda n: bench_prophet(),
         "auto": bench_auto,
         "speed": lambda n: bench_speed(),
+        "singles": lambda n: bench_singles(asked.jobs, asked.seed),
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=[[], *sections], default=[])
     parser.add_argument("--records", type=int, default=3, help="records of each trace")
+    parser.add_argument("--jobs", type=int, default=80, help="random jobs of `singles`")
+    parser.add_argument("--seed", type=int, default=5, help="of these jobs")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     asked = parser.parse_args()
     results = {name: sections[name](asked.records) for name in asked.sections or sections}

@@ -17,7 +17,7 @@ from moeyard.assign import assign
 from moeyard.cluster import Cluster, Port
 from moeyard.cost import ports_of, rates_of, replica_pairs, step_cost
 from moeyard.demand import Demand
-from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step import compose as kernel
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.domains import plan_domains
@@ -70,7 +70,7 @@ def kernel_microseconds():
     hosts[rng.integers(0, 256, 64), np.arange(64)] = True
     placement = Placement(home, hosts)
     job = assign(cluster, Demand(rng.poisson(50, (64, 256))), placement, "even")
-    args = (job.rows_RR, *replica_pairs(placement), home, rates_of(cluster, SPEC), ports_of(cluster))
+    args = (job.rows_RR.copy(), *replica_pairs(placement), home, rates_of(cluster, SPEC), ports_of(cluster))
     kernel.layer_seconds(*args)
     times = []
     for _ in range(20):

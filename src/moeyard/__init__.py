@@ -24,6 +24,7 @@ from moeyard.errors import (
     UnknownName,
 )
 from moeyard.estimate import estimate
+from moeyard.execute import run_local
 from moeyard.formats import (
     load_demand,
     load_traffic,
@@ -33,14 +34,14 @@ from moeyard.formats import (
     save_traffic,
 )
 from moeyard.formats.models import load_model
+from moeyard.formats.schedules import load_schedule, save_schedule
 from moeyard.formats.traces import find_trace as load_trace
-from moeyard.lower import lower, run_local
+from moeyard.lower import lower
 from moeyard.migration import Migration
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners import PLANNERS, place
 from moeyard.program import Program
-from moeyard.saved import load_schedule, save_schedule
 from moeyard.schedule import Schedule
 from moeyard.schedulers import SCHEDULERS, schedule  # after moeyard.schedule: the function keeps the name
 from moeyard.sim import simulate

@@ -20,6 +20,15 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, or a copy if it is frozen or strided: kernels are compiled for one kind of array."""
+    return np.require(array, requirements=("C", "W"))
+
+
+def all_writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    return [writable(array) for array in arrays]
+
+
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:
     """A frozen int64 copy of a matrix of row counts: two axes, whole numbers, none negative."""
     array = np.asarray(values)
@@ -36,9 +45,14 @@ def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardErro
         if bad.any():
             i, j = np.argwhere(bad)[0]
             raise error(f"{what}[{i}, {j}] is {array[i, j]:g}; row counts must stay below 2**62")
+    elif array.dtype.kind == "u" and array.max() >= 2**62:
+        i, j = np.argwhere(array >= 2**62)[0]
+        raise error(f"{what}[{i}, {j}] is {array[i, j]}; row counts must stay below 2**62")
     counts: IntArray = np.array(array, dtype=np.int64, order="C")
     if counts.min() < 0:
         i, j = np.argwhere(counts < 0)[0]
         raise error(f"{what}[{i}, {j}] is {array[i, j]}; give row counts that are zero or more")
+    if int(counts.max()) * counts.size >= 2**62 and (total := sum(counts.ravel().tolist())) >= 2**62:
+        raise error(f"{what} holds {total} rows in all; sums of rows must stay below 2**62, use larger rows")
     frozen(counts)
     return counts

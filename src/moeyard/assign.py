@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import IntArray, frozen, writable
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.kernels.place import assign as kernel
+from moeyard.kernels.place.hosts import Groups, Hosts, hosts_of
 from moeyard.kernels.place.quota import quota_shares
 from moeyard.kernels.step import search
 from moeyard.model import STAND_IN, ModelSpec
@@ -21,41 +22,49 @@ from moeyard.placement import Placement
 Policy = Callable[[Cluster, Demand, Placement], IntArray]  # -> runs [(src, expert, host, rows), run]
 
 
-def _group_sizes(cluster: Cluster) -> tuple[int, int]:
-    return cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter
+def groups_of(cluster: Cluster) -> Groups:
+    """The ranks of a node and of a datacenter, as the kernels count them."""
+    return Groups(cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter)
+
+
+def _hosts(placement: Placement) -> Hosts:
+    found: Hosts = hosts_of(writable(placement.hosts_ER), writable(placement.home_E))
+    return found
+
+
+def _rows(demand: Demand) -> IntArray:
+    return demand.rows.T.copy()
 
 
 def _home(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """All rows to the home; replicas serve nothing."""
-    only_home = Placement.of_homes(placement.home_E, placement.num_ranks)
-    return kernel.assign_own(demand.rows, placement.home_E, only_home.hosts_ER)  # type: ignore[no-any-return]
+    return _own(cluster, demand, Placement.of_homes(placement.home_E, placement.num_ranks))
 
 
 def _own(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """A replica serves its own rank's rows only, the home all others: how FasterMoE and Pro-Prophet use replicas."""
-    return kernel.assign_own(demand.rows, placement.home_E, placement.hosts_ER)  # type: ignore[no-any-return]
+    to_ER = kernel.to_own(writable(placement.home_E), writable(placement.hosts_ER))
+    return kernel.runs_to(_rows(demand), to_ER)  # type: ignore[no-any-return]
 
 
 def _local_first(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """The nearest host: own rank, then node, then datacenter, then any; equally near hosts share the sources."""
-    ptr, host = kernel.hosts_of(placement.hosts_ER)
-    return kernel.assign_nearest(demand.rows, ptr, host, *_group_sizes(cluster))  # type: ignore[no-any-return]
+    to_ER = kernel.to_nearest(_hosts(placement), groups_of(cluster), cluster.num_ranks)
+    return kernel.runs_to(_rows(demand), to_ER)  # type: ignore[no-any-return]
 
 
 def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """Every host of an expert serves the same number of its rows, near sources first."""
-    ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = demand.rows.T.copy()
-    share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
-    return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
+    hosts = _hosts(placement)
+    share = kernel.even_shares(demand.rows.sum(axis=0), hosts.ptr_E)
+    return kernel.share_runs(_rows(demand), hosts, share, groups_of(cluster))  # type: ignore[no-any-return]
 
 
 def _quota(cluster: Cluster, demand: Demand, placement: Placement, slack: float = 1.0) -> IntArray:
     """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
-    ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = demand.rows.T.copy()
-    share, _ = quota_shares(rows_ER, ptr, host, cluster.speed, *_group_sizes(cluster), slack)
-    return kernel.assign_shares(rows_ER, ptr, host, share, *_group_sizes(cluster))  # type: ignore[no-any-return]
+    hosts, rows_ER, groups = _hosts(placement), _rows(demand), groups_of(cluster)
+    share, _ = quota_shares(rows_ER, hosts, writable(cluster.speed), groups, slack)
+    return kernel.share_runs(rows_ER, hosts, share, groups)  # type: ignore[no-any-return]
 
 
 ASSIGNERS: dict[str, Policy] = {
@@ -68,9 +77,11 @@ ASSIGNERS: dict[str, Policy] = {
 
 POLICIES = (*ASSIGNERS, "auto")
 
-# What `auto` tries: quota splits that give up some balance for nearness, and the other policies.
-WAYS = np.array(
-    [1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5, search.NEAREST, search.EVEN, search.OWN], dtype=np.float64
+# What `auto` tries, ties to the earlier: quota splits that give up some balance for nearness, and the other policies.
+SLACKS = (1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5)
+WAYS = search.Ways(
+    kind_W=np.array([search.QUOTA] * len(SLACKS) + [search.NEAREST, search.EVEN, search.OWN]),
+    slack_W=np.array([*SLACKS, 1.0, 1.0, 1.0]),
 )
 
 
@@ -84,7 +95,8 @@ def assign(
 ) -> Assignment:
     """Every row exactly once to a host of its expert, by one of ASSIGNERS, in whole rows, deterministically.
 
-    `auto`: the policy, or the quota split with slack, of the lowest predicted step time for `model`.
+    `auto`: the policy, or the quota split with slack, of the lowest predicted step time for `model`. Without a model it takes
+    the stand-in (50 MB experts), and the assignment says so: `model_assumed`.
     """
     if not (demand.num_ranks == cluster.num_ranks == placement.num_ranks):
         raise InvalidDemand(
@@ -103,26 +115,28 @@ def assign(
     else:
         raise UnknownName.of("assignment policy", policy, POLICIES)
     src, expert, host, rows = (frozen(np.ascontiguousarray(column)) for column in runs)
-    return Assignment(cluster.num_ranks, src, expert, host, rows)
+    assumed = model is None and policy == "auto" and placement.copies > 0
+    return Assignment(cluster.num_ranks, src, expert, host, rows, model_assumed=assumed)
 
 
 def _auto(cluster: Cluster, demand: Demand, placement: Placement, model: ModelSpec) -> IntArray:
     if placement.copies == 0:
         return _home(cluster, demand, placement)
     job = job_of(cluster, demand, model, slots=0)
-    _, way = search.best_slack(job, placement.home_E, placement.hosts_ER, WAYS)
+    found = search.best_way(job, writable(placement.home_E), writable(placement.hosts_ER), WAYS, np.inf)
+    if found.kind == search.QUOTA:
+        return _quota(cluster, demand, placement, found.slack)
     fixed = {search.NEAREST: _local_first, search.EVEN: _even, search.OWN: _own}
-    return fixed[way](cluster, demand, placement) if way in fixed else _quota(cluster, demand, placement, way)
+    return fixed[found.kind](cluster, demand, placement)
 
 
 def job_of(cluster: Cluster, demand: Demand, model: ModelSpec, slots: int) -> search.Job:
     """The arrays of a search over placements or ways to serve."""
     return search.Job(
-        rows_ER=demand.rows.T.copy(),
+        rows_ER=_rows(demand),
         rows_E=demand.rows.sum(axis=0),
-        speed_R=cluster.speed,
-        node_size=cluster.ranks_per_node,
-        datacenter_size=cluster.ranks_per_node * cluster.nodes_per_datacenter,
+        speed_R=writable(cluster.speed),
+        groups=groups_of(cluster),
         slots=slots,
         ports=ports_of(cluster),
         rates=rates_of(cluster, model),

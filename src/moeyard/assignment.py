@@ -23,13 +23,14 @@ class Assignment:
     expert: IntArray
     host: IntArray
     rows: IntArray
+    model_assumed: bool = False  # chosen by predicted time for the stand-in model, because none was given
 
     @cached_property
     def rows_RR(self) -> IntArray:
         """rows[src, host]."""
-        pairs = self.src * self.num_ranks + self.host
-        flat = np.bincount(pairs, weights=self.rows, minlength=self.num_ranks**2)
-        return frozen(flat.astype(np.int64).reshape(self.num_ranks, self.num_ranks))
+        rows_RR: IntArray = np.zeros((self.num_ranks, self.num_ranks), dtype=np.int64)
+        np.add.at(rows_RR, (self.src, self.host), self.rows)  # in integers: bincount would round beyond 2**53
+        return frozen(rows_RR)
 
     @cached_property
     def rows_R(self) -> IntArray:

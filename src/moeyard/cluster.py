@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +14,8 @@ from numpy.typing import ArrayLike
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.errors import InvalidCluster
 from moeyard.kernels.lanes.lanes import UNIT, lane_table
+
+MOST_RANKS = 2**20  # a plan counts rows for each pair of ranks: nobody has memory for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,16 @@ class Cluster:
     speed: FloatArray = field(default=None, repr=False)  # type: ignore[arg-type]  # per rank: 1 = the ModelSpec's rate
     contention: Contention = Contention()
     name: str = ""
+    # From a TOML file, or a preset by name. Files are not a noun's business: `moeyard.formats` puts this here.
+    load: ClassVar[Callable[[str], Cluster]]
 
     def __post_init__(self) -> None:
         for what in ("nodes", "ranks_per_node", "datacenters"):
             _whole(what, getattr(self, what))
+        if self.nodes * self.ranks_per_node > MOST_RANKS:
+            raise InvalidCluster(
+                f"{self.nodes} nodes x {self.ranks_per_node} ranks are more than {MOST_RANKS} ranks; use fewer"
+            )
         if self.nics_per_node is None:
             object.__setattr__(self, "nics_per_node", self.ranks_per_node)
         _whole("nics_per_node", self.nics_per_node)
@@ -185,13 +195,6 @@ class Cluster:
     def but(self, **changes: object) -> Cluster:
         """The same cluster with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
-
-    @staticmethod
-    def load(source: str) -> Cluster:
-        """From a TOML file, or a preset by name (`moeyard clusters` lists them)."""
-        from moeyard.formats import load_cluster
-
-        return load_cluster(source)
 
 
 def _whole(what: str, value: object) -> None:

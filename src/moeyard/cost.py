@@ -4,7 +4,7 @@ Per layer: the non-MoE part, dispatch, experts, combine, then the same backwards
 gathered, after the backward their gradients are reduced. Assumptions, the same as the step simulation's
 (`moeyard.sim.step`), whose step takes `total` x layers where all layers are alike:
 
-- an exchange takes what the best of our transports takes for these port loads (`kernels.cost.transport`): straight from
+- an exchange takes what the best of our transports takes for these port loads (`kernels.step.transport`): straight from
   rank to rank, or balanced over each node's live nics, at once or in stages; with latency and the contention law;
 - a compute operator takes as long as its slowest rank;
 - a gather goes home -> one host of each other datacenter -> one host of each other node -> the other hosts of the node,
@@ -24,13 +24,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, writable
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.kernels.step import cost as kernel
-from moeyard.kernels.step.cost import Ports, Rates
+from moeyard.kernels.step import compose as kernel
+from moeyard.kernels.step.compose import Rates
+from moeyard.kernels.step.transport import Ports, fastest, loads_of, transport
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 
@@ -87,7 +88,7 @@ def step_cost(
         cluster, model, compression=compression, overlap=overlap, pipelined=pipelined, backward=backward
     )
     seconds = kernel.layer_seconds(
-        assignment.rows_RR, expert_P, host_P, placement.home_E, rates, ports_of(cluster)
+        writable(assignment.rows_RR), expert_P, host_P, writable(placement.home_E), rates, ports_of(cluster)
     )
     moved = 0.0 if previous is None else migration_seconds(cluster, model, previous, placement)
     return cost_of(seconds, moved)
@@ -167,7 +168,7 @@ def replica_pairs(placement: Placement) -> tuple[IntArray, IntArray]:
     hosts = placement.hosts_ER.copy()
     hosts[np.arange(placement.num_experts), placement.home_E] = False
     expert_P, host_P = np.nonzero(hosts)
-    return expert_P, host_P
+    return np.ascontiguousarray(expert_P), np.ascontiguousarray(host_P)
 
 
 def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, after: Placement) -> float:
@@ -181,8 +182,8 @@ def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, aft
     moved = before.home_E != after.home_E
     np.add.at(moves_RR, (before.home_E[moved], after.home_E[moved]), 1)
     ports = ports_of(cluster)
-    forms, _, _ = kernel.exchange_load(moves_RR, ports)
-    return float(kernel.fastest(forms, float(model.expert_bytes + model.optimizer_bytes)))
+    moves = transport(loads_of(moves_RR, ports), ports)
+    return float(fastest(moves.forms, float(model.expert_bytes + model.optimizer_bytes)))
 
 
 def step_floor(cluster: Cluster, model: ModelSpec, demand: Demand) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, writable
 from moeyard.errors import InvalidDemand, InvalidPlacement
-from moeyard.kernels.place.pack import rebalance, slots_of_experts
+from moeyard.kernels.place.rebalance import Shape, rebalance, slots_of_experts
 
 TRIES = 6  # packings of other copy counts, while the greedy one misses the mean of the heaviest node
 ROUNDS = 64  # swaps off the heaviest gpu
@@ -53,7 +53,8 @@ def rebalance_arrays(
             1  # the published rule: groups that do not divide over the nodes bind nothing
         )
     _check(table.shape[1], num_replicas, num_groups, num_nodes, num_gpus)
-    phys: IntArray = rebalance(table, num_replicas, num_groups, num_nodes, num_gpus, TRIES, ROUNDS)
+    shape = Shape(num_replicas, num_groups, num_nodes, num_gpus, TRIES, ROUNDS)
+    phys: IntArray = rebalance(writable(table), shape)
     log, count = slots_of_experts(phys, table.shape[1])
     return phys, log, count
 

@@ -1,85 +1,140 @@
-"""What a schedule costs, in closed form: quick enough to choose schedulers by."""
+"""What a schedule costs: quick enough to choose schedulers by.
+
+One law, one start rule, two orders of walking. In one datacenter no port is shared by messages of different stages (a nic has
+one carrier, and it does one stage after another), so stages are walked in their order, in closed form. Wan ports are shared by
+whoever is at it, whatever the stage: with several datacenters messages are followed in the order of time.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.blocks import Blocks
-from moeyard.forms.lanes import Lanes
+from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 from moeyard.kernels.cost.estimate import makespan, message_seconds
 from moeyard.kernels.cost.lanes import lanes_makespan
+from moeyard.kernels.cost.operations import lanes_by_time
+from moeyard.kernels.lanes.types import Order, PairRows, Prices
+from moeyard.kernels.program.blocks import direct_seconds
+from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule
+
+MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
+SLACK = 0.01
 
 
 def estimate(cluster: Cluster, schedule: Schedule) -> float:
     """Seconds until the last row has arrived: latency, contention law, and the overlap of balance, stages and spread.
 
-    Compact forms are costed node by node, in the direction they were planned for: a one-to-one schedule takes as long
-    back as forth. Listed ones are costed message by message.
+    A compact form is costed as it is, in the direction it was planned for (a one-to-one schedule takes as long back as forth),
+    if the cluster has the nics that it was planned for; else message by message.
     """
-    if (cluster.nodes, cluster.ranks_per_node) != (schedule.cluster.nodes, schedule.cluster.ranks_per_node):
+    planned = schedule.cluster
+    if (cluster.nodes, cluster.ranks_per_node) != (planned.nodes, planned.ranks_per_node):
         raise InvalidSchedule(
-            f"the schedule is for {schedule.cluster.nodes} x {schedule.cluster.ranks_per_node} ranks, "
-            f"the cluster has {cluster.nodes} x {cluster.ranks_per_node}"
+            f"the schedule is for {planned.nodes} x {planned.ranks_per_node} ranks, "
+            f"the cluster has {cluster.nodes} x {cluster.ranks_per_node}; schedule the traffic for this cluster"
         )
     form = schedule.form
-    if isinstance(form, Lanes) and cluster is schedule.cluster:
-        return estimate_lanes(form)
-    if isinstance(form, Blocks) and not form.hashed and cluster is schedule.cluster:
-        return form.seconds()
+    if cluster is planned or _same_nics(cluster, planned):
+        if isinstance(form, Lanes):
+            return estimate_lanes(form, cluster)
+        if isinstance(form, Blocks) and not form.hashed:
+            return estimate_blocks(form, cluster)
     return estimate_listed(cluster, schedule)
 
 
-def estimate_lanes(form: Lanes) -> float:
-    """Node by node: a wire message is as slow as its slowest lane, a scale-up stage as its busiest port."""
-    pairs, cluster, stages = form.pairs, form.pairs.cluster, form.stages
+def _same_nics(one: Cluster, other: Cluster) -> bool:
+    return one.nics_per_node == other.nics_per_node and np.array_equal(one.rails, other.rails)
+
+
+def estimate_lanes(form: Lanes, cluster: Cluster | None = None) -> float:
+    """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given."""
+    pairs, stages = form.pairs, form.stages
+    cluster = cluster or pairs.cluster
+    if cluster.datacenters > 1:
+        assert cluster.wan is not None
+        order = Order(form.local_stage, stages.after_ptr, stages.after, form.pair_ptr, form.messages)
+        return float(
+            lanes_by_time(
+                order, _pair_rows(pairs), _prices(cluster, pairs.traffic.row_bytes), cluster.rate_P,
+                cluster.wan.bandwidth, pairs.loads, pairs.local[1], cluster.alike, _slack(form.messages.shape[1]),
+            )
+        )  # fmt: skip
+    prices = _prices(cluster, pairs.traffic.row_bytes)
     return float(
         lanes_makespan(
             pairs.local, pairs.rows_NN, pairs.loads, len(stages), form.local_stage, stages.after_ptr, stages.after,
-            form.pair_ptr, form.messages, *pairs.prices, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
+            form.pair_ptr, form.messages, (prices.row_up, prices.row_out, prices.row_wan),
+            (prices.lat_up, prices.lat_out, prices.lat_wan), prices.law, pairs.first_NN,
+            *cluster.lanes, cluster.carrier_M,
+        )
+    )  # fmt: skip
+
+
+def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float = math.inf) -> float:
+    """Straight blocks: each step's slowest port, shared fairly under the contention law.
+
+    Infinite if it is plain early on that it will not stay below `limit`.
+    """
+    cluster = cluster or form.cluster
+    up, out, wan = cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out
+    return float(
+        direct_seconds(
+            form.traffic.rows, float(form.traffic.row_bytes), cluster.ranks_per_node, cluster.stand_in_R,
+            cluster.node_R, cluster.port_R, cluster.rate_P, cluster.datacenters, (up.bandwidth, up.latency),
+            (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), cluster.contention.law, limit,
         )
     )  # fmt: skip
 
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     """Message by message."""
-    messages, stages = schedule.messages(), schedule.stages
-    per, nics, ranks = cluster.ranks_per_node, cluster.nics_per_node, cluster.num_ranks
-    stage, src, dst = (np.ascontiguousarray(messages[c]) for c in ("stage", "src", "dst"))
-    size = messages.rows * float(schedule.traffic.row_bytes)
-    src_node, dst_node = src // per, dst // per
-    across = src_node != dst_node
-    src_nic, dst_nic = (cluster.nic_G[end % per] for end in (src, dst))
-    nic_rate = cluster.scale_out.bandwidth * np.minimum(
-        cluster.rails[src_node, src_nic], cluster.rails[dst_node, dst_nic]
-    )
-    rate = np.where(across, nic_rate, cluster.scale_up.bandwidth)
-    ports = cluster.nodes * nics
-    out_port = np.where(across, 2 * ranks + src_node * nics + src_nic, src)
-    in_port = np.where(across, 2 * ranks + ports + dst_node * nics + dst_nic, ranks + dst)
-    wan = cluster.wan or cluster.scale_out
-    src_dc, dst_dc = (node // cluster.nodes_per_datacenter for node in (src_node, dst_node))
-    far = src_dc != dst_dc
-    first = 2 * ranks + 2 * ports
-    wan_out, wan_in = (
-        np.where(far, first + src_dc, -1),
-        np.where(far, first + cluster.datacenters + dst_dc, -1),
-    )
-    latency = np.where(
-        far, wan.latency, np.where(across, cluster.scale_out.latency, cluster.scale_up.latency)
-    )
-    stage_ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
+    links, table, stages = Links(cluster), schedule.messages(), schedule.stages
+    stage, src, dst = (np.ascontiguousarray(table[c]) for c in ("stage", "src", "dst"))
+    port_MH, latency = links.ports(src, dst)
+    size = table.rows * float(schedule.traffic.row_bytes)
+    if cluster.datacenters > 1:
+        messages = Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
+        ports = Ports(links.capacity_L, links.first[NIC_OUT], cluster.contention.law)
+        return float(
+            seconds_by_time(
+                messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, _slack(len(stage))
+            )
+        )
+    out_port, in_port = (np.ascontiguousarray(port_MH[:, h]) for h in (0, 1))
     with np.errstate(divide="ignore"):
-        solo = size / rate
-    seconds = message_seconds(
-        stage_ptr, out_port, in_port, wan_out, wan_in, solo, size / wan.bandwidth, 1.0, latency,
-        first + 2 * cluster.datacenters, across, cluster.contention.law,
-    )  # fmt: skip
+        solo = size / np.minimum(links.capacity_L[out_port], links.capacity_L[in_port])
+    across = out_port >= links.first[NIC_OUT]
+    stage_ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
+    law = cluster.contention.law
+    seconds = message_seconds(stage_ptr, out_port, in_port, solo, latency, len(links), across, law)
     return float(
         makespan(
-            stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, ranks, out_port, in_port,
-            first + 2 * cluster.datacenters, solo, latency, across, cluster.contention.law,
+            stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, cluster.num_ranks, out_port, in_port,
+            len(links), solo, latency, across, law,
         )
     )  # fmt: skip
+
+
+def _slack(messages: int) -> float:
+    return 0.0 if messages <= MANY else SLACK
+
+
+def _pair_rows(pairs: Pairs) -> PairRows:
+    cluster = pairs.cluster
+    return PairRows(
+        pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.by_target, pairs.first_NN, *cluster.lanes,
+        cluster.carrier_M,
+    )  # fmt: skip
+
+
+def _prices(cluster: Cluster, row_bytes: int) -> Prices:
+    row, ports = float(row_bytes), (cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out)
+    rates, latencies = (row / p.bandwidth for p in ports), (p.latency for p in ports)
+    return Prices(row, *rates, *latencies, cluster.nodes_per_datacenter, cluster.contention.law)

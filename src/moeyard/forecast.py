@@ -97,7 +97,8 @@ def score_forecasts(
 ) -> list[ForecastScore]:
     """Score methods on recorded demand, one sequence per layer: plan on the guess, split what really came.
 
-    The first record of each sequence has no past and is not scored.
+    The first record of each sequence has no past and is not scored. `slowdown` is for `model`; without one for the stand-in
+    (50 MB experts, no time besides them).
     """
     model = model or STAND_IN
     results = []

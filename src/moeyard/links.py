@@ -61,24 +61,28 @@ class Links:
             where = f"datacenter {at}"
         return f"{KINDS[kind]}, {where}"
 
-    def paths(self, src_M: IntArray, dst_M: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-        """CSR of the links each message crosses, in order, and its latency: (path_ptr, path, latency)."""
+    def ports(self, src_M: IntArray, dst_M: IntArray) -> tuple[IntArray, FloatArray]:
+        """What each message crosses: out, in, wan out, wan in (-1: none), [M, 4]; and its latency."""
         c = self.cluster
         node_M, to_node_M = src_M // c.ranks_per_node, dst_M // c.ranks_per_node
         inside = node_M == to_node_M
         nic_M = node_M * c.nics_per_node + c.nic_G[src_M % c.ranks_per_node]
         to_nic_M = to_node_M * c.nics_per_node + c.nic_G[dst_M % c.ranks_per_node]
-        leaving = np.where(inside, self.first[UP_OUT] + src_M, self.first[NIC_OUT] + nic_M)
-        entering = np.where(inside, self.first[UP_IN] + dst_M, self.first[NIC_IN] + to_nic_M)
+        port_MH = np.full((len(src_M), 4), -1, np.int64)
+        port_MH[:, 0] = np.where(inside, self.first[UP_OUT] + src_M, self.first[NIC_OUT] + nic_M)
+        port_MH[:, 1] = np.where(inside, self.first[UP_IN] + dst_M, self.first[NIC_IN] + to_nic_M)
         latency = np.where(inside, c.scale_up.latency, c.scale_out.latency)
-        if self.first[WAN_OUT] == self.first[WAN_IN]:
-            path = np.stack((leaving, entering), axis=1).reshape(-1)
-            return np.arange(0, len(path) + 1, 2), path, latency
-        dc_M, to_dc_M = node_M // c.nodes_per_datacenter, to_node_M // c.nodes_per_datacenter
-        far = dc_M != to_dc_M
-        hops = np.stack((leaving, self.first[WAN_OUT] + dc_M, self.first[WAN_IN] + to_dc_M, entering), axis=1)
-        used = np.ones(hops.shape, dtype=np.bool_)
-        used[:, 1] = used[:, 2] = far
-        ptr = np.concatenate(([0], np.cumsum(np.where(far, 4, 2))))
-        assert c.wan is not None
-        return ptr, hops[used], np.where(far, c.wan.latency, latency)
+        if c.wan is not None and self.first[WAN_OUT] < self.first[WAN_IN]:
+            dc_M, to_dc_M = node_M // c.nodes_per_datacenter, to_node_M // c.nodes_per_datacenter
+            far = dc_M != to_dc_M
+            port_MH[:, 2] = np.where(far, self.first[WAN_OUT] + dc_M, -1)
+            port_MH[:, 3] = np.where(far, self.first[WAN_IN] + to_dc_M, -1)
+            latency = np.where(far, c.wan.latency, latency)
+        return port_MH, latency
+
+    def paths(self, src_M: IntArray, dst_M: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """CSR of the links each message crosses, in order, and its latency: (path_ptr, path, latency)."""
+        port_MH, latency = self.ports(src_M, dst_M)
+        hops = port_MH[:, [0, 2, 3, 1]]
+        used = hops >= 0
+        return np.concatenate(([0], np.cumsum(used.sum(axis=1)))), hops[used], latency

@@ -19,8 +19,11 @@ class Placement:
     home_E: IntArray
     hosts_ER: BoolArray
     planner: str = ""
+    model_assumed: bool = False  # planned for the stand-in model, because none was given
 
-    def __init__(self, home_E: ArrayLike, hosts_ER: ArrayLike, planner: str = "") -> None:
+    def __init__(
+        self, home_E: ArrayLike, hosts_ER: ArrayLike, planner: str = "", *, model_assumed: bool = False
+    ) -> None:
         home = np.array(home_E, dtype=np.int64)
         hosts = np.array(hosts_ER, dtype=np.bool_)
         if hosts.ndim != 2 or home.shape != hosts.shape[:1]:
@@ -40,12 +43,17 @@ class Placement:
         object.__setattr__(self, "home_E", frozen(home))
         object.__setattr__(self, "hosts_ER", frozen(hosts))
         object.__setattr__(self, "planner", planner)
+        object.__setattr__(self, "model_assumed", model_assumed)
 
     @classmethod
     def of_homes(cls, home_E: ArrayLike, num_ranks: int, planner: str = "") -> Placement:
         """Every expert on its home alone."""
         home = np.asarray(home_E, dtype=np.int64)
         return cls(home, home[:, None] == np.arange(num_ranks), planner)
+
+    def assuming(self) -> Placement:
+        """The same placement, marked as planned for the stand-in model."""
+        return Placement(self.home_E, self.hosts_ER, self.planner, model_assumed=True)
 
     @property
     def num_experts(self) -> int:

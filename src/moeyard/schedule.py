@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, IntArray, frozen
+from moeyard.arrays import BoolArray, IntArray, all_writable, frozen
 from moeyard.cluster import Cluster
 from moeyard.kernels.program.tables import inverted_after, merge_messages, sort_transfers
 from moeyard.traffic import Traffic
@@ -101,8 +101,9 @@ class Schedule:
 
     def messages(self) -> np.recarray[Any, Any]:
         """Every message as records (stage, src, dst, rows), sorted."""
-        table = self._flip(self.form.table()) if self.backward else self.form.table()
-        return _records(merge_messages(table), MESSAGE)
+        parts = [merge_messages(*all_writable(self.sends(rank))) for rank in range(self.cluster.num_ranks)]
+        table = np.concatenate(parts)  # rank by rank, so that only stages are left to sort by
+        return _records(table[np.argsort(table[:, 0], kind="stable")], MESSAGE)
 
     def reversed(self) -> Schedule:
         """The way back: the same hops the other way round, last stage first."""

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from moeyard.arrays import IntArray, frozen, row_counts
 from moeyard.errors import InvalidTraffic
 
+ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
+
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
@@ -25,10 +27,8 @@ class Traffic:
             raise InvalidTraffic(
                 f"traffic must be square, one row and one column per rank, got shape {counts.shape}"
             )
-        if int(row_bytes) != row_bytes or row_bytes < 1:
-            raise InvalidTraffic(f"row_bytes must be a whole number of at least 1, got {row_bytes!r}")
         object.__setattr__(self, "rows", counts)
-        object.__setattr__(self, "row_bytes", int(row_bytes))
+        object.__setattr__(self, "row_bytes", whole_row_bytes(row_bytes))
 
     @property
     def num_ranks(self) -> int:
@@ -46,6 +46,16 @@ class Traffic:
     def output_offsets(self, rank: int) -> IntArray:
         """Where the block from each origin starts in `rank`'s output."""
         return _starts(self.rows[:, rank])
+
+
+def whole_row_bytes(value: object) -> int:
+    """Bytes of a row, checked: a whole number from 1 to 2**40."""
+    whole = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not (whole and 1 <= value <= 2**40 and int(value) == value):  # type: ignore[operator,call-overload]
+        raise InvalidTraffic(
+            f"row_bytes must be a whole number of at least 1 and at most 2**40, got {value!r}"
+        )
+    return int(value)  # type: ignore[call-overload,no-any-return]
 
 
 def _starts(lengths: IntArray) -> IntArray:

@@ -8,8 +8,7 @@ import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.errors import MoeyardError, UnknownName
-from moeyard.formats import ROW_BYTES
-from moeyard.traffic import Traffic
+from moeyard.traffic import ROW_BYTES, Traffic, whole_row_bytes
 
 # weights[src, dst] from (ranks, parameter, generator)
 Weights = Callable[[int, float, np.random.Generator], FloatArray]
@@ -77,8 +76,7 @@ def workload(spec: str, num_ranks: int, *, mb: float, row_bytes: int = ROW_BYTES
     parameter = _parameter(name, text, meaning, default) if colon else default or 0.0
     if not (np.isfinite(mb) and mb > 0):
         raise MoeyardError(f"megabytes per rank must be positive and finite, got {mb!r}")
-    if row_bytes < 1:
-        raise MoeyardError(f"row_bytes must be a whole number of at least 1, got {row_bytes!r}")
+    row_bytes = whole_row_bytes(row_bytes)
     if mb * 1e6 / row_bytes > _MOST_ROWS:
         raise MoeyardError(
             f"{mb} MB per rank is more than 2**40 rows of {row_bytes} bytes; use less or larger rows"

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
 
-from moeyard.assign import ASSIGNERS, assign
+from moeyard.assign import ASSIGNERS, assign, groups_of
 from moeyard.cluster import Cluster, Port
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.kernels.place import assign as kernel
+from moeyard.kernels.place.hosts import hosts_of
 from moeyard.placement import Placement
 
 every_policy = pytest.mark.parametrize("policy", [*ASSIGNERS, "auto"])
@@ -112,13 +113,13 @@ def test_shares_go_to_near_sources_first(job):
 def test_sums_agree_with_runs(job):
     """The fast sums that planners use are the sums of the assignment."""
     cluster, demand, placement = job
-    sizes = (cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter)
-    ptr, host = kernel.hosts_of(placement.hosts_ER)
-    rows_ER = np.ascontiguousarray(demand.rows.T)
-    nearest = kernel.served_nearest(rows_ER, ptr, host, *sizes)
+    groups = groups_of(cluster)
+    hosts = hosts_of(placement.hosts_ER.copy(), placement.home_E.copy())
+    rows_ER = demand.rows.T.copy()
+    nearest = kernel.sums_to(rows_ER, kernel.to_nearest(hosts, groups, cluster.num_ranks))
     assert (nearest == assign(cluster, demand, placement, "local_first").rows_RR).all()
-    share = kernel.even_shares(demand.rows.sum(axis=0), ptr)
-    even = kernel.served_shares(rows_ER, ptr, host, share, *sizes)
+    share = kernel.even_shares(demand.rows.sum(axis=0), hosts.ptr_E)
+    even = kernel.share_sums(rows_ER, hosts, share, groups)
     assert (even == assign(cluster, demand, placement, "even").rows_RR).all()
 
 
@@ -134,6 +135,27 @@ def test_local_first_uses_its_own_rank_then_its_node():
     ]
     own = assign(cluster, demand, placement, "own")
     assert own.rows_R.tolist() == [24, 0, 0, 8]
+
+
+def test_counts_beyond_floats_stay_exact():
+    cluster = Cluster(1, 2, scale_up=Port(1e9, 0), scale_out=Port(1e8, 0))
+    many = 2**53 + 1
+    for policy in ASSIGNERS:
+        found = assign(cluster, Demand([[many], [1]]), Placement.of_homes([1], 2), policy)
+        assert found.rows_RR.tolist() == [[0, many], [0, 1]]
+        assert found.rows_R.tolist() == [0, many + 1]
+
+
+def test_rows_whose_sum_would_overflow_are_one_line():
+    most = Demand([[2**61, 2**61]])
+    assert int(most.rows.sum()) == 2**62
+    with pytest.raises(
+        InvalidDemand, match=r"has 4611686018427387905 rows in all, .* in demand\[0, 1\]; .*2\*\*62"
+    ) as error:
+        Demand([[2**61, 2**61 + 1]])
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidDemand, match="rows in all"):
+        Demand(np.full((8, 2), 2**62))
 
 
 def test_bad_input_is_one_line():

@@ -20,7 +20,8 @@ from moeyard.cost import (
 )
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step import compose as kernel
+from moeyard.kernels.step.gather import gather_hops
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 
@@ -122,9 +123,9 @@ def test_the_total_adds_up_and_stays_above_its_bound_and_the_floor(job, overlap,
 def test_the_kernel_for_planners_is_the_cost(job):
     cluster, spec, placement, assignment = job
     seconds = kernel.layer_seconds(
-        assignment.rows_RR,
+        assignment.rows_RR.copy(),
         *replica_pairs(placement),
-        placement.home_E,
+        placement.home_E.copy(),
         rates_of(cluster, spec),
         ports_of(cluster),
     )
@@ -135,7 +136,7 @@ def test_the_kernel_for_planners_is_the_cost(job):
 def test_every_replica_gets_its_expert_once_from_a_host_that_has_it(job):
     cluster, _, placement, _ = job
     has = {(e, int(home)) for e, home in enumerate(placement.home_E)}
-    hops = kernel.gather_hops(*replica_pairs(placement), placement.home_E, ports_of(cluster))
+    hops = gather_hops(*replica_pairs(placement), placement.home_E.copy(), ports_of(cluster))
     crossed = set()
     for tier, src, dst, e in sorted(hops.tolist(), key=lambda hop: -hop[0]):  # wan first, then out, then up
         assert (e, src) in has

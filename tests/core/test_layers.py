@@ -17,7 +17,6 @@ LAYERS = {
         "chrome",
         "cluster",
         "demand",
-        "formats",
         "forms",
         "links",
         "migration",
@@ -37,10 +36,11 @@ LAYERS = {
         "compare",
         "cost",
         "estimate",
+        "execute",
         "forecast",
+        "formats",
         "lower",
         "planners",
-        "saved",
         "schedulers",
         "sim",
         "verify",
@@ -52,6 +52,19 @@ LAYERS = {
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 APART = [("planners", "schedulers"), ("schedulers", "planners"), ("runtime", "sim")]
+# A planner that asks the simulator, and so the schedulers: imports that are still there. None may be added.
+KNOWN_DETOURS = {("planners.domains", "sim.step"), ("planners.domains", "sim.transport")}
+# Circles of imports that are still there. None may be added; whoever mends one takes it out.
+KNOWN_CIRCLES: list[set[str]] = [
+    {"runtime.exchange", "runtime.streams"},
+    {
+        "runtime.experts",
+        "runtime.hf.adapters",
+        "runtime.hf.compute",
+        "runtime.hf.find",
+        "runtime.record",
+    },
+]
 
 
 def modules(root):
@@ -64,9 +77,21 @@ def modules(root):
             yield name, ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+def statements(tree):
+    """Every node, also inside functions, but not what only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for other in node.orelse:
+                yield other
+                yield from statements(other)
+        else:
+            yield node
+            yield from statements(node)
+
+
 def imports(tree):
     """Every module that is imported, also inside functions."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,6 +104,90 @@ def imports(tree):
 
 def ours(tree):
     return {name.split(".")[1] for name in imports(tree) if name.startswith("moeyard.")}
+
+
+def graph(root):
+    """Module -> the modules of ours that it imports, by full name below moeyard."""
+    trees = dict(modules(root))
+    found = {}
+    for name, tree in trees.items():
+        found[name] = set()
+        for node in statements(tree):
+            named = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                named = [one if one.removeprefix("moeyard.") in trees else node.module for one in whole]
+            found[name] |= {
+                one.removeprefix("moeyard.") for one in named if one.startswith("moeyard.")
+            } & trees.keys()
+        found[name].discard(name)
+    return found
+
+
+def reached(edges, start):
+    """All that is imported by importing `start`."""
+    seen, todo = set(), [start]
+    while todo:
+        for other in edges[todo.pop()] - seen:
+            seen.add(other)
+            todo.append(other)
+    return seen
+
+
+def circles(edges):
+    """Sets of modules that import one another, by whatever way."""
+    below = {name: reached(edges, name) for name in edges}
+    found = {frozenset(other for other in below[name] if name in below[other]) for name in edges}
+    return [set(circle) for circle in sorted(found - {frozenset()}, key=sorted)]
+
+
+def test_a_circle_is_seen_and_what_only_a_type_checker_imports_is_not():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+    late = "if TYPE_CHECKING:\n    import moeyard.x\ndef f():\n    from moeyard.y import z\n"
+    assert list(imports(ast.parse(late))) == ["moeyard.y"]
+
+
+def test_no_modules_import_one_another_late_imports_counted(root):
+    edges = graph(root)
+    left = [circle for circle in circles(edges) if circle not in KNOWN_CIRCLES]
+    shown = [{name: sorted(edges[name] & circle) for name in sorted(circle)} for circle in left]
+    assert not left, shown
+
+
+def test_circles_that_were_mended_are_taken_off_the_list(root):
+    assert not [circle for circle in KNOWN_CIRCLES if circle not in circles(graph(root))]
+
+
+def test_nothing_is_reached_from_below(root):
+    edges = graph(root)
+    wrong = [
+        f"{name} (layer {LAYER[name.split('.')[0]]}) reaches {other} (layer {LAYER[other.split('.')[0]]})"
+        for name in edges
+        for other in reached(edges, name)
+        if LAYER[other.split(".")[0]] > LAYER[name.split(".")[0]]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(("family", "other"), APART)
+def test_families_do_not_reach_each_other(root, family, other):
+    edges = graph(root)
+    assert not {pair for pair in KNOWN_DETOURS if pair[1] not in edges[pair[0]]}, "take it off the list"
+    for name, far in KNOWN_DETOURS:
+        edges[name].discard(far)
+    own = [name for name in edges if name.split(".")[0] == family]
+    assert own
+    assert not [(name, far) for name in own for far in reached(edges, name) if far.split(".")[0] == other]
+
+
+def test_nouns_know_no_files(root):
+    edges = graph(root)
+    nouns = [name for name in edges if LAYER[name.split(".")[0]] <= 1]
+    assert "cluster" in nouns
+    assert "timeline" in nouns
+    assert not [(name, far) for name in nouns for far in reached(edges, name) if far.startswith("formats")]
 
 
 def test_every_module_has_a_layer(root):
@@ -101,11 +210,6 @@ def test_nobody_below_the_command_line_imports_the_face_of_the_package(root):
     assert not [
         name for name, tree in modules(root) if LAYER[name.split(".")[0]] < 4 and "moeyard" in imports(tree)
     ]
-
-
-@pytest.mark.parametrize(("family", "other"), APART)
-def test_families_do_not_know_each_other(root, family, other):
-    assert not [name for name, tree in modules(root) if name.split(".")[0] == family and other in ours(tree)]
 
 
 def test_kernels_import_only_kernels(root):

@@ -199,5 +199,5 @@ def test_many_on_a_port_share_it_as_few_do(messages):
     latency, few, many = np.full(n, 0.01), np.zeros(n), np.zeros(n)
     law = (0.05, 1.0, 2.0)
     staggered(0, n, np.arange(n), np.zeros(n, np.int64), 1, start, solo, latency, True, law, few)
-    shared_by_many(np.arange(n), start, latency, solo, *law, np.empty(n), np.empty(n, np.int64), many)
+    shared_by_many(np.arange(n), start, latency, solo, law, np.empty(n), np.empty(n, np.int64), many)
     assert many == pytest.approx(few, rel=1e-9)

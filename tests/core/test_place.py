@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeyard.assign import ASSIGNERS, assign
+from moeyard.assign import ASSIGNERS, SLACKS, assign
 from moeyard.cluster import Cluster, Port
 from moeyard.cost import migration_seconds, prophet_seconds, step_cost
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.formats.placements import load_placement, save_placement
 from moeyard.formats.traces import find_trace, trace_names
-from moeyard.kernels.place.place import greedy_hosts
+from moeyard.kernels.place.greedy import greedy_hosts
 from moeyard.migration import Migration
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
-from moeyard.planners import PLANNERS, keep_or_move, place
-from moeyard.planners.auto import search_auto
+from moeyard.planners import BY_MODEL, PLANNERS, keep_or_move, place
+from moeyard.planners.auto import SINGLES, effort_of, search_auto
 from moeyard.planners.balanced import plan_balanced
 from moeyard.planners.compare import POLICIES, compare_planners
 from moeyard.planners.prophet import model_times, plan_prophet
@@ -132,7 +132,7 @@ def test_prophet_by_hand():
 def test_prophet_counts_its_time_as_the_paper_does():
     times = model_times(HAND, HAND_MODEL, overlap=True)
     homes = np.arange(4)
-    _, found = greedy_hosts(HAND_DEMAND.rows, homes, HAND.speed, 0, 4.0, 4, times, True)
+    _, found = greedy_hosts(HAND_DEMAND.rows, homes, HAND.speed.copy(), 0, 4.0, 4, times, True)
     assert found == pytest.approx(5.2)
     by_paper = prophet_seconds(
         [0, 0, 3, 3],
@@ -219,6 +219,42 @@ def test_auto_is_not_above_any_planner_by_its_own_measure(datacenters):
         found = search_auto(cluster, demand)
         assert found.seconds == pytest.approx(best)
         assert found.considered["static"] >= found.seconds
+
+
+def test_auto_knows_every_planner_and_serves_only_as_assign_does():
+    assert {*SINGLES, "domains", "auto"} == set(PLANNERS)
+    for demand in (
+        zipf(8, 16, 1.0, 0),
+        zipf(64, 256, 1.0, 0),
+    ):  # else its figure would not be that of `assign`
+        assert set(effort_of(demand).levels) <= set(SLACKS)
+
+
+@pytest.mark.slow
+def test_auto_is_not_above_any_planner_at_128_ranks_and_256_experts():
+    spec = STAND_IN.but(expert_bytes=6 << 20, layers=8, non_moe_forward=1e-3, non_moe_backward=2e-3)
+    for datacenters in (1, 2):
+        cluster = cluster_of(16, 8, datacenters=datacenters)
+        demand = zipf(128, 256, 0.8, datacenters)
+        seconds = {}
+        for planner in PLANNERS:
+            placement = place(cluster, demand, planner, model=spec)
+            seconds[planner] = step_cost(
+                cluster, spec, placement, assign(cluster, demand, placement, model=spec)
+            ).total
+        assert seconds["auto"] <= min(seconds.values()) * (1 + 1e-9)
+
+
+def test_a_plan_without_a_model_says_so():
+    cluster, demand = cluster_of(2, 4), zipf(8, 16, 1.0, 0)
+    assert {name for name in PLANNERS if place(cluster, demand, name).model_assumed} == set(BY_MODEL)
+    assert place(cluster, demand, "quota", memory=1e9).model_assumed
+    placed = place(cluster, demand, "shadow", model=STAND_IN)
+    assert not placed.model_assumed
+    wide = Placement(static_homes(16, 8), np.ones((16, 8), bool))
+    assert assign(cluster, demand, wide).model_assumed
+    assert not assign(cluster, demand, wide, model=STAND_IN).model_assumed
+    assert not assign(cluster, demand, wide, "quota").model_assumed
 
 
 def test_place_stays_where_a_move_does_not_pay():

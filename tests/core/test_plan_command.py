@@ -42,6 +42,16 @@ def test_a_table_with_every_planner(call):
     assert "<-" in out
 
 
+def test_a_plan_without_a_model_says_so_in_one_line(call):
+    args = ("plan", "h200-4x8", "mixtral-8", "--planner", "static")
+    status, out, _ = call(*args)
+    assert status == 0
+    assert out.count("no --model: planned for a stand-in of 50.3 MB experts") == 1
+    assert "stand-in" not in call(*args, "--model", "mixtral-8x7b")[1]
+    for more, assumed in (((), True), (("--model", "mixtral-8x7b"), False)):
+        assert json.loads(call(*args, "--json", *more)[1])["model_assumed"] is assumed
+
+
 def test_json_and_a_saved_placement(call, tmp_path):
     saved = tmp_path / "best.json"
     status, out, _ = call(
@@ -86,6 +96,8 @@ def test_demand_from_a_file_and_memory(call, tmp_path):
         (["h200-4x8", "mixtral-8", "--planner", "quotta"], "did you mean 'quota'"),
         (["h200-4x8", "mixtral-8", "--model", "mixtral"], "unknown model 'mixtral'"),
         (["h200-4x8", "nothing.npz"], "nothing.npz"),
+        (["h200-4x8", "mixtrl-8"], "unknown trace 'mixtrl-8'; did you mean 'mixtral-8'?"),
+        (["h200-4x8", "qqq"], "unknown trace 'qqq'; known: mixtral-8, olmoe-64"),
         (["h200-4x8", "mixtral-8", "--policy", "evn", "--planner", "static"], "did you mean 'even'"),
     ],
 )

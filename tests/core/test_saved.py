@@ -7,8 +7,8 @@ import pytest
 
 from moeyard.cluster import Cluster, Contention, Port
 from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.formats.schedules import load_schedule, save_schedule
 from moeyard.forms.listed import Listed
-from moeyard.saved import load_schedule, save_schedule
 from moeyard.schedule import Schedule, Stages
 from moeyard.traffic import Traffic
 from moeyard.verify import verify

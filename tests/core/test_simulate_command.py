@@ -10,6 +10,7 @@ import moeyard as my
 from moeyard.cli import main
 from moeyard.formats import save_cluster
 from moeyard.sim.fit import fit_contention
+from moeyard.sim.flow import tolerance_for
 from moeyard.sim.sweep import Point, sweep
 
 
@@ -68,10 +69,39 @@ def test_json_and_files(call, tmp_path):
     said = json.loads(out)
     assert said["x_bound"] >= 1 - 1e-9
     assert said["tolerance"] == 0.01
+    assert said["within_percent"] == 1
     assert np.array(said["rails_out"]).shape == (2, 2)
     assert said["memory_bytes"] > 0
     assert my.Timeline.load(tmp_path / "t.npz").makespan == said["time_s"]
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_the_tolerance_follows_from_the_size_unless_given(call):
+    assert [tolerance_for(n) for n in (1, 10_000, 10_001, 100_001, 10**6)] == [0.0, 0.0, 0.005, 0.01, 0.02]
+    cluster = my.Cluster.load("h200-2x8")
+    plan = my.schedule(cluster, my.workload("zipf:0.9", 16, mb=1), "direct")
+    exact = my.simulate(cluster, plan)
+    assert exact.tolerance == my.simulate(cluster, plan, tolerance="auto").tolerance == 0.0
+    status, out, _ = call("./small.toml", "zipf:0.9", "--mb", 1)
+    assert status == 0
+    assert "(exact simulation)" in out
+    status, out, _ = call("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", 0.005)
+    assert status == 0
+    assert "(within 0.5%)" in out
+    status, out, err = call("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", "much")
+    assert (status, out) == (2, "")
+    assert "--tolerance much: give auto, or a number" in err
+
+
+def test_many_flows_are_simulated_within_the_tolerance_that_auto_states():
+    cluster = my.Cluster(13, 8, my.Port(400e9, 1e-6), my.Port(50e9, 1e-5))
+    rng = np.random.default_rng(0)
+    plan = my.schedule(cluster, my.Traffic(rng.integers(1, 100, (104, 104)), 8192), "direct")
+    near = my.simulate(cluster, plan, tolerance="auto")
+    assert near.tolerance == 0.005
+    exact = my.simulate(cluster, plan)
+    assert exact.makespan * (1 - 1e-9) <= near.makespan <= exact.makespan * 1.005
+    assert near.sharings < exact.sharings / 4
 
 
 def test_a_sweep_is_one_line_each(call):

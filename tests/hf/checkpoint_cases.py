@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import moeyard as my
 import moeyard.runtime as yr
-from moeyard.runtime.logical import LogicalStack
-from moeyard.runtime.training_state import model_state, optimizer_state
+from moeyard.runtime.state.logical import LogicalStack
+from moeyard.runtime.state.training_state import model_state, optimizer_state
 
 EXPERTS = 6
 

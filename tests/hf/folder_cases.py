@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import moeyard as my
 import moeyard.runtime as yr
-from moeyard.runtime.tensor_files import TensorFiles
+from moeyard.runtime.weights.tensor_files import TensorFiles
 
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 UNEVEN = np.array([1, 0, 1, 1, 0, 1])

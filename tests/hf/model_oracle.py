@@ -194,9 +194,9 @@ def check_family(yard, world, family, dtype, cases):
     found = {}
     for case in cases:
         name, _, checkpointed = case.partition(" + ")
-        yard.planner, yard.slots, yard.policy = REPLICAS[name]
+        planner, slots, policy = REPLICAS[name]
+        yard.choose(planner=planner, slots=slots, policy=policy)
         yard.workspace.clear()
-        yard.set_cluster(yard.cluster)
         found[case] = compare(reference, yard, bool(checkpointed))
         if name != "no replicas":
             held = torch.tensor(yard.workspace.held_bytes)

@@ -59,7 +59,7 @@ def plain(megabytes):
 
 def where():
     """Where the rank thinks it is."""
-    from moeyard.runtime.detect import lab_place
+    from moeyard.runtime.transport.detect import lab_place
 
     place = lab_place()
     return os.environ["GLOO_SOCKET_IFNAME"], place.shaped, place.interfaces
@@ -75,9 +75,13 @@ def broken_rail(timeout, steps, slow_at, cut_at):
     import moeyard.runtime as yr
 
     dist.init_process_group("gloo")
-    yard = yr.Yard(scheduler="rails", timeout=timeout)
-    rails, world, per = [], yard.size, 32
-    yard.observer = lambda stage, src, dst, rows, rail: rails.append(rail)
+    rails = []
+    yard = yr.Yard(
+        scheduler="rails",
+        timeout=timeout,
+        observer=lambda stage, src, dst, rows, rail: rails.append(rail),
+    )
+    world, per = yard.size, 32
     source = (torch.arange(world * per * 64).view(world * per, 64) + 10_000 * yard.rank).float()
     found = {
         "cluster": yard.cluster.scale_out.bandwidth,
@@ -120,7 +124,7 @@ def broken_rail(timeout, steps, slow_at, cut_at):
 def delay(repeat):
     """Between the two nodes: the least seconds there and back, and those of a megabyte."""
     import moeyard.lab.network as network
-    from moeyard.runtime.detect import lab_place
+    from moeyard.runtime.transport.detect import lab_place
 
     rank, cluster = int(os.environ["RANK"]), lab_place().cluster
     times = []

@@ -110,7 +110,7 @@ def heard(cluster, dead, silent=()):
 @pytest.mark.parametrize("dead", [[], [(1, 1)], [(0, 0), (2, 3)], [(0, 2), (1, 2)], [(0, 1), (1, 1), (2, 1)]])
 def test_all_conclude_which_nics_are_dead(dead):
     pytest.importorskip("torch")
-    from moeyard.runtime.rails import dead_nics, without
+    from moeyard.runtime.faults.rails import dead_nics, without
 
     cluster = cluster_of(4, 4)
     assert dead_nics(cluster, heard(cluster, dead)) == sorted(dead)
@@ -121,7 +121,7 @@ def test_all_conclude_which_nics_are_dead(dead):
 
 def test_two_nodes_blame_one_end():
     pytest.importorskip("torch")
-    from moeyard.runtime.rails import dead_nics
+    from moeyard.runtime.faults.rails import dead_nics
 
     cluster = cluster_of(2, 2)
     assert dead_nics(cluster, heard(cluster, [(0, 1)])) == [(0, 1)]

@@ -89,8 +89,7 @@ def exchanges(rank, world, nodes):
                 continue
             yard.set_cluster(cluster)
             for scheduler in SCHEDULERS:
-                yard.scheduler = scheduler
-                yard.set_cluster(cluster)
+                yard.choose(scheduler=scheduler)
                 for name, rows in traffics(world, 1).items():
                     found += attempt(f"{health}, {scheduler}, {name}", one_exchange, yard, rows)
         rows = traffics(world, 2)["dense"]
@@ -111,7 +110,60 @@ def exchanges(rank, world, nodes):
         cluster=clusters["healthy"], interfaces=["lo"] * per if nodes > 1 else None, timeout=60
     ) as yard:
         found += attempt("interfaces", one_exchange, yard, rows)
+    found += attempt("collective", collective, clusters["healthy"], rows)
+    found += attempt("watched", watched, clusters["healthy"], rows)
     return found
+
+
+class Log:
+    """A watcher."""
+
+    def __init__(self):
+        self.gathers, self.plans, self.flown = [], [], []
+
+    def agreed(self, kind, began, ended):
+        self.gathers.append((kind, began, ended))
+
+    def planned(self, plan, began, ended):
+        self.plans.append((plan, began, ended))
+
+    def exchanged(self, flown):
+        self.flown.append(flown)
+
+
+def collective(cluster, rows):
+    """torch's own all-to-all carries the rows: the same rows and gradients, and no message of a plan."""
+    seen, log = [], Log()
+    options = {"transport": "collective", "observer": lambda *message: seen.append(message), "watcher": log}
+    with yr.Yard(cluster=cluster, timeout=60, **options) as yard:
+        one_exchange(yard, rows)
+        one_exchange(yard, rows, async_op=True)
+        with pytest.raises(my.errors.InvalidCluster, match="chooses its rails itself"):
+            yard.transport.post([], [])
+    assert seen == []
+    assert [(one.backward, one.marks) for one in log.flown] == [(False, []), (True, [])] * 2
+
+
+def watched(cluster, rows):
+    """A watcher is told of every gather, plan and finished exchange; its marks are the plan's own messages."""
+    log = Log()
+    with yr.Yard(cluster=cluster, timeout=60, watcher=log) as yard:
+        sent, received = rows[yard.rank].tolist(), rows[:, yard.rank].tolist()
+        source, output = torch.rand(sum(sent), 2), torch.empty(sum(received), 2)
+        plan = yr.exchange_plan(output, source, received, sent, yard)
+        yr.all_to_all_single(output, source, received, sent, yard, plan=plan)
+        steps = plan.forward.steps
+    ((kind, began, agreed),) = log.gathers
+    ((planned, start, end),) = log.plans
+    (flown,) = log.flown
+    assert kind == "all_to_all_single"
+    assert began <= agreed <= start <= end <= flown.began <= flown.ended
+    assert planned is plan is flown.plan
+    assert not flown.backward
+    expected = {(s.number, m.peer, m.rows, True) for s in steps for m in s.sends}
+    expected |= {(s.number, m.peer, m.rows, False) for s in steps for m in s.receives}
+    assert {mark[:4] for mark in flown.marks} == expected
+    assert all(flown.began <= mark.posted <= mark.done <= flown.ended for mark in flown.marks)
 
 
 def attempt(name, function, *arguments, **options):

@@ -15,7 +15,8 @@ from exchange_cases import cluster_of, one_exchange, traffics
 from exchange_cases import prepare as prepare_schedulers
 
 import moeyard.runtime as yr
-from moeyard.runtime import groups
+from moeyard.runtime import yard as yards
+from moeyard.runtime.agree import agreement
 
 
 def prepare():
@@ -100,14 +101,14 @@ def other_cluster(yard, rows, me, peer):
 
 def other_plan(yard, rows, me, peer):
     """The planner itself differs on one rank: same counts, same options."""
-    real = groups.schedule
+    real = agreement.schedule
     if yard.rank == me:
-        groups.schedule = lambda cluster, traffic, name: real(cluster, traffic, "ecmp")
+        agreement.schedule = lambda cluster, traffic, name: real(cluster, traffic, "ecmp")
     yard.plans.clear()
     try:
         exchange(yard, rows)
     finally:
-        groups.schedule = real
+        agreement.schedule = real
 
 
 def bad_expert(yard, rows, me, peer):
@@ -174,7 +175,7 @@ def views(rank, world, faults):
         if kind == 4:
             options["timeout"] = 1.0
         if kind == 4 and guilty:
-            groups._count += 1  # this rank makes no yard
+            yards._count += 1  # this rank makes no yard
         else:
             with pytest.raises(yr.Mismatch, match=r"rank \d+ and rank \d+") as caught:
                 yr.Yard(**options)
@@ -243,7 +244,7 @@ def dead_rails(rank, world):
         observer=lambda s, a, b, n, rail: sends.append((a, b, rail)),
     ) as yard:
         for scheduler in ("auto", "fast", "rails", "direct", "shunt", "ecmp"):
-            yard.scheduler = scheduler
+            yard.choose(scheduler=scheduler)
             yard.set_cluster(cluster)
             rows = traffics(world, 3)["dense"] + 2
             one_exchange(yard, rows)

@@ -125,9 +125,8 @@ def check(name, errors, tolerance=TOLERANCE):
 
 
 def configure(yard, scheduler, replicas):
-    yard.scheduler = scheduler
-    yard.planner, yard.slots, yard.policy = REPLICAS[replicas]
-    yard.set_cluster(yard.cluster)
+    planner, slots, policy = REPLICAS[replicas]
+    yard.choose(scheduler=scheduler, planner=planner, slots=slots, policy=policy)
 
 
 def steps(rank, world, expert_parallel, nodes, layers=2):

@@ -8,9 +8,10 @@ from harness import launch
 torch = pytest.importorskip("torch")
 
 import moeyard as my  # noqa: E402
-from moeyard.runtime.buffers import Arena, Workspace  # noqa: E402
-from moeyard.runtime.channels import channel  # noqa: E402
-from moeyard.runtime.plans import CHAINS, PlanCache, Step, Steps, chains, cluster_digest, plan_digest  # noqa: E402
+from moeyard.runtime.agree.digests import cluster_digest, plan_digest  # noqa: E402
+from moeyard.runtime.agree.plans import CHAINS, PlanCache, Step, Steps, chains  # noqa: E402
+from moeyard.runtime.transport.buffers import Arena, Workspace  # noqa: E402
+from moeyard.runtime.transport.channels import channel  # noqa: E402
 from moeyard.workloads import workload  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]

@@ -29,6 +29,9 @@ def basics(rank, world):
     """Detection, meshes, closing, bound rails, measuring. Returns the names of what was checked."""
     rows = traffics(world, 1)["dense"]
     with yr.Yard(timeout=30) as yard:
+        for name in ("observer", "scheduler", "collective"):
+            with pytest.raises(AttributeError):
+                setattr(yard, name, None)  # nobody would read it
         assert (yard.cluster.nodes, yard.cluster.ranks_per_node) == (1, world)
         one_exchange(yard, rows)
     os.environ["GROUP_RANK"] = str(rank // 2)

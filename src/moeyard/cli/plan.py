@@ -10,6 +10,7 @@ import typer
 from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
+from moeyard.errors import UnknownName, suggest
 from moeyard.formats import load_cluster, load_demand, load_trace
 from moeyard.formats.arrays import read_arrays
 from moeyard.formats.clusters import cluster_data
@@ -37,7 +38,7 @@ def run(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(model_names())}, or a Hugging Face config.json; default: a mid-size one."
+            help=f"{', '.join(model_names())}, or a Hugging Face config.json; without it a stand-in, and a line that says so."
         ),
     ] = None,
     slots: Annotated[
@@ -70,9 +71,17 @@ def run(
     if save is not None:
         save_placement(best.placement, save)
     if json:
-        print_json(_data(machines, asked, spec, slots, plans, best))
+        print_json(
+            _data(machines, asked, spec, slots, plans, best)
+            | {"model": model, "model_assumed": model is None}
+        )
     else:
         _show(machines, asked, spec, plans, best, save)
+        if model is None:
+            console().print(
+                f"no --model: planned for a stand-in of {show_bytes(spec.expert_bytes)} experts and {spec.layers} layers; "
+                f"another model may want another planner"
+            )
 
 
 def read_demand(source: str, record: int, layer: int) -> Demand:
@@ -81,6 +90,11 @@ def read_demand(source: str, record: int, layer: int) -> Demand:
         return find_trace(source).demand(record, layer)
     if Path(source).suffix == ".npz" and "counts" in read_arrays(source):
         return load_trace(source).demand(record, layer)
+    if not Path(source).suffix and not Path(source).exists():
+        raise UnknownName(
+            f"unknown trace {source!r}; {suggest(source, trace_names())} Or give a file of rows[rank, expert]: "
+            f".npy, .npz or .csv"
+        )
     return load_demand(source)
 
 

@@ -15,7 +15,7 @@ from moeyard.cluster import Cluster
 from moeyard.compare import Candidate, best, compare
 from moeyard.formats import ROW_BYTES, load_cluster, load_traffic
 from moeyard.formats.clusters import cluster_data
-from moeyard.saved import save_schedule
+from moeyard.formats.schedules import save_schedule
 from moeyard.traffic import Traffic
 from moeyard.units import show_bytes, show_seconds
 from moeyard.workloads import workload

@@ -105,8 +105,8 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     """Compile, start the ranks, show their progress; what rank 0 returned. The first Ctrl-C asks them to save and end."""
     from moeyard.lab import LabSpec
     from moeyard.lab import run as run_in_lab
+    from moeyard.train.journal import STOP
     from moeyard.train.prepare import check, prepare
-    from moeyard.train.record import STOP
 
     cluster = LabSpec.load(lab).cluster
     check(options)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,7 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike, named, short
 from moeyard.trace import Trace
-from moeyard.traffic import Traffic
-
-ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
+from moeyard.traffic import ROW_BYTES, Traffic
 
 
 def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
@@ -46,7 +46,7 @@ def load_trace(path: PathLike) -> Trace:
         raise InvalidFile(f"{path}: no array 'counts', only {', '.join(sorted(arrays))}; a trace needs it")
     try:
         meta = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidFile(f"{path}: meta is not JSON: {error}") from error
     if not isinstance(meta, dict):
         raise InvalidFile(f"{path}: meta must be a JSON object, got {short(meta)}")
@@ -79,19 +79,52 @@ def read_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
         return {"rows": _read_csv(path)}
     if suffix not in (".npy", ".npz"):
         raise InvalidFile(f"{path}: unknown kind of file {suffix!r}; use .npy, .npz or .csv")
-    content = Path(path).read_bytes()
+    return parse_arrays(path, Path(path).read_bytes(), f"cannot be read as {suffix}")
+
+
+def parse_arrays(path: PathLike, content: bytes, failed: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that numpy wrote, by name; nothing in it is executed, and no header is believed.
+
+    `failed` says in an error what went wrong.
+    """
     try:
-        loaded = np.load(io.BytesIO(content), allow_pickle=False)
-        return (
-            {"rows": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
-        )
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        reason = (
-            "it holds Python objects" if "Object arrays" in str(error) else "damaged, or not written by numpy"
-        )
-        raise InvalidFile(
-            f"{path}: cannot be read as {suffix}: {reason}; save it again with numpy"
-        ) from error
+        if not zipfile.is_zipfile(io.BytesIO(content)):
+            return {"rows": _read_npy(io.BytesIO(content))}
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            found = {}
+            for item in archive.infolist():
+                with archive.open(item) as file:
+                    found[item.filename.removesuffix(".npy")] = _read_npy(file)
+            return found
+    except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile, MemoryError,
+            SyntaxError) as error:  # fmt: skip
+        reason = "damaged, or not written by numpy"
+        if "Object arrays" in str(error):
+            reason = "it holds Python objects"
+        elif isinstance(error, _HeaderLies | MemoryError):
+            reason = str(error) or "more than fits into memory"
+        raise InvalidFile(f"{path}: {failed}: {reason}; save it again") from error
+
+
+class _HeaderLies(ValueError):
+    """A header that promises more than there is."""
+
+
+def _read_npy(file: IO[bytes]) -> NDArray[Any]:
+    """One array; its header is checked against what follows it before anything is allocated."""
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the format")
+    shape, fortran, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays are not read")
+    content = file.read()
+    promised = math.prod(shape) * dtype.itemsize
+    if promised != len(content):
+        raise _HeaderLies(f"its header promises {promised} bytes of shape {shape}, there are {len(content)}")
+    flat = np.frombuffer(content, dtype=dtype) if content else np.empty(0, dtype)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
 def _read_csv(path: PathLike) -> NDArray[Any]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from moeyard.formats.strict import PathLike
+
 
 class ChromeTrace:
     """Spans of time in rows, each row opened into lanes. Spans of one lane must not overlap."""
@@ -39,6 +41,6 @@ class ChromeTrace:
         }
         self._events.append(span | {"args": args})
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: PathLike) -> None:
         trace = {"displayTimeUnit": "ns", "traceEvents": self._events}
         Path(path).write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")

@@ -163,7 +163,11 @@ def parse_cluster_file(source: PathLike) -> ClusterFile:
 def _parse_cluster(content: bytes, place: str, name: str) -> ClusterFile:
     try:
         data = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise InvalidFile(
+            f"{place}: not TOML that can be read: nested too deep; write plain tables"
+        ) from None
+    except ValueError as error:  # also: not UTF-8, a number of thousands of digits
         raise InvalidFile(f"{place}: not TOML: {error}") from error
     with one_line(place, model=ClusterFile):
         return ClusterFile.model_validate({"name": name} | data)
@@ -172,6 +176,9 @@ def _parse_cluster(content: bytes, place: str, name: str) -> ClusterFile:
 def load_cluster(source: PathLike) -> Cluster:
     """From a TOML file, or a preset by name."""
     return read_cluster_file(source)[0]
+
+
+Cluster.load = staticmethod(load_cluster)
 
 
 def preset_names() -> list[str]:

@@ -79,8 +79,10 @@ def load_model(source: PathLike, *, flops: float = 400e12, tokens_per_rank: int 
         config = MODELS[text]
     elif Path(text).suffix == ".json" or "/" in text:
         try:
-            config = json.loads(Path(text).read_text())
-        except json.JSONDecodeError as error:
+            config = json.loads(Path(text).read_text(encoding="utf-8"))
+        except RecursionError:
+            raise InvalidFile(f"{text}: not JSON that can be read: nested too deep") from None
+        except ValueError as error:  # also: not UTF-8
             raise InvalidFile(f"{text}: not JSON: {error}") from error
         if not isinstance(config, dict):
             raise InvalidFile(f"{text}: a Hugging Face config is a JSON object, got {type(config).__name__}")

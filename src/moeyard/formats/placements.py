@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from moeyard.cluster import MOST_RANKS
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike, Table, named, one_line
 from moeyard.placement import Placement
@@ -40,6 +41,8 @@ def load_placement(path: PathLike) -> Placement:
         raise InvalidFile(
             f"{path}: ranks is {data.ranks} for {len(data.hosts)} experts; both must be at least 1"
         )
+    if data.ranks > MOST_RANKS:
+        raise InvalidFile(f"{path}: ranks is {data.ranks}; there can be at most {MOST_RANKS}")
     hosts = np.zeros((len(data.hosts), data.ranks), dtype=np.bool_)
     for e, ranks in enumerate(data.hosts):
         for r in ranks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.program.blocks import block_receives, block_sends, direct_seconds
+from moeyard.kernels.program.blocks import block_receives, block_sends
 from moeyard.kernels.program.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
@@ -85,18 +84,3 @@ class Blocks:
             if n <= room:
                 return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks, peer))
             room = n
-
-    def seconds(self, limit: float = math.inf) -> float:
-        """Closed-form cost of straight blocks: each step's slowest port, fair sharing under the contention law.
-
-        Infinite if it is plain early on that it will not stay below `limit`.
-        """
-        cluster = self.cluster
-        up, out, wan = cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out
-        return float(
-            direct_seconds(
-                self.traffic.rows, float(self.traffic.row_bytes), cluster.ranks_per_node, cluster.stand_in_R,
-                cluster.node_R, cluster.port_R, cluster.rate_P, cluster.datacenters, (up.bandwidth, up.latency),
-                (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), cluster.contention.law, limit,
-            )
-        )  # fmt: skip

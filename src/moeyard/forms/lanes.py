@@ -142,14 +142,6 @@ class Pairs:
         )
         return Ratios(*found)
 
-    @cached_property
-    def prices(self) -> tuple[tuple[float, ...], tuple[float, ...], int, tuple[float, float, float]]:
-        """Seconds of a row and of a message on scale-up, scale-out and wan; nodes to a datacenter; the contention law."""
-        row, cluster = float(self.traffic.row_bytes), self.cluster
-        ports = (cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out)
-        rates, latencies = tuple(row / p.bandwidth for p in ports), tuple(p.latency for p in ports)
-        return rates, latencies, cluster.nodes_per_datacenter, cluster.contention.law
-
 
 @dataclass(frozen=True, eq=False)
 class Lanes:

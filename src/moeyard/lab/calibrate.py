@@ -29,7 +29,7 @@ def calibrate_here(*, repeat: int = 5, timeout: float = 120.0) -> tuple[Cluster,
     import torch.distributed as dist
 
     from moeyard.lab.cells import measure_rates, start
-    from moeyard.runtime.groups import Yard
+    from moeyard.runtime.yard import Yard
 
     start()
     with Yard(timeout=timeout) as yard:

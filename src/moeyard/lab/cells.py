@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from moeyard.lower import lower
-from moeyard.runtime.channels import RAIL_BACKEND, make_group, register_rail_backend
-from moeyard.runtime.exchange import exchange
-from moeyard.runtime.groups import Yard
-from moeyard.runtime.plans import Plan, plan_digest
-from moeyard.runtime.rails import common_rail
+from moeyard.runtime.agree.digests import plan_digest
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.faults.rails import common_rail
+from moeyard.runtime.observe.measure import remeasure
+from moeyard.runtime.transport.groups import own_rail_group
+from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
@@ -52,7 +53,7 @@ def measure_cells(
     seconds: dict[str, dict[str, list[float]]] = {}
     chosen: dict[str, dict[str, str]] = {}
     with Yard(timeout=timeout, cluster=cluster) as yard:
-        gloo = own_rail_group(yard) if GLOO in methods else None
+        gloo = own_rails(yard) if GLOO in methods else None
         for name, rows, row_bytes in cells:
             traffic = Traffic(rows, row_bytes)
             actions, chosen[name] = _actions(yard, gloo, traffic, methods)
@@ -68,14 +69,10 @@ def measure_cells(
     return {"seconds": seconds, "chosen": chosen}
 
 
-def own_rail_group(yard: Yard) -> Any:
+def own_rails(yard: Yard) -> Any:
     """A group of all ranks, each on its own rail (or one that lives everywhere): what GLOO_SOCKET_IFNAME does."""
-    if yard.interfaces is None:
-        return make_group(yard.ranks, "gloo", yard.timeout)
     rail = common_rail(yard.cluster, yard.cluster.nic(yard.rank)[1])
-    name = yard.management if rail is None else yard.interfaces[rail]
-    register_rail_backend()
-    group = make_group(yard.ranks, RAIL_BACKEND, yard.timeout, name)
+    group = own_rail_group(yard.world, yard.ranks, rail)
     dist.all_reduce(torch.zeros(1), group=group)
     return group
 
@@ -102,7 +99,7 @@ def _actions(
             chosen[method] = made.scheduler
 
             def act(plan: Plan = plan) -> None:
-                exchange(yard, plan, False, output, source)
+                yard.exchange(plan, False, output, source)
 
             actions[method] = act
         output.zero_()
@@ -152,14 +149,14 @@ def _ring(yard: Yard, target: Any, size: int, repeat: int) -> float:
     made = schedule(yard.cluster, traffic, "direct")
     plan = Plan(made, yard.rank, plan_digest(made))
     source, output = torch.zeros(1, size, dtype=torch.uint8), torch.empty(1, size, dtype=torch.uint8)
-    times = [timed(yard, lambda: exchange(yard, plan, False, output, source)) for _ in range(repeat + 1)]
+    times = [timed(yard, lambda: yard.exchange(plan, False, output, source)) for _ in range(repeat + 1)]
     return float(np.median(times[1:]))
 
 
 def _flows(yard: Yard, size: int, repeat: int, line: tuple[float, float]) -> list[tuple[int, float]]:
     """(messages at once per nic and direction, slowdown): every rank sends so many on its own rail, each to another rank."""
     cluster, per = yard.cluster, yard.cluster.ranks_per_node
-    if yard.backend != "gloo" or not (cluster.rails > 0).all():
+    if yard.world.backend != "gloo" or not (cluster.rails > 0).all():
         return []  # NCCL runs one message of a pair after another; a dead rail has no flows to count
     sharing = int(np.bincount(cluster.nic_G).max())  # ranks of a nic
     others = cluster.nodes - 1
@@ -198,7 +195,5 @@ def _many(yard: Yard, flows: int, out: torch.Tensor) -> Callable[[], None]:
 
 def _rails(yard: Yard) -> list[list[float]]:
     """Every nic's rate over the cluster's."""
-    from moeyard.runtime.measure import remeasure
-
     factors: list[list[float]] = remeasure(yard, size=1 << 20).rails.tolist()
     return factors

@@ -40,7 +40,7 @@ def prepare(cluster: Cluster, *, kernels: bool) -> None:
 
 def environment(number: int, spec: LabSpec, network: Network | None, port: int) -> dict[str, str]:
     """What torchrun would set, and the lab's own."""
-    from moeyard.runtime.rails import common_rail
+    from moeyard.runtime.faults.rails import common_rail
 
     cluster = spec.cluster
     node, local = divmod(number, cluster.ranks_per_node)

@@ -29,6 +29,8 @@ class Planner(Protocol):
     ) -> Placement: ...
 
 
+BY_MODEL = ("shadow", "prophet", "domains", "auto")  # planners that weigh by what a row and an expert cost
+
 PLANNERS: dict[str, Planner] = {
     "static": plan_static,
     "shadow": plan_shadow,
@@ -54,7 +56,8 @@ def place(
     """Who hosts which expert, by one of PLANNERS.
 
     `slots`: extra replica slots per rank, `memory`: bytes for them; None: no cap. With `previous` it stays as it is unless
-    the new placement saves more, over `steps` steps of this demand, than the move from `previous` costs.
+    the new placement saves more, over `steps` steps of this demand, than the move from `previous` costs. Without a model,
+    what depends on one is planned for a stand-in (50 MB experts), and the placement says so: `model_assumed`.
     """
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidDemand(
@@ -76,6 +79,8 @@ def place(
     placement = PLANNERS[planner](cluster, demand, slots=slots, model=model)
     if slots is not None:
         placement.within(slots)
+    if model is None and (planner in BY_MODEL or memory is not None):
+        placement = placement.assuming()
     if previous is None:
         return placement
     return keep_or_move(cluster, demand, previous, placement, slots=slots, model=model, steps=steps)
@@ -93,7 +98,8 @@ def keep_or_move(
 ) -> Placement:
     """`previous` itself, unless `placement` saves more in `steps` steps than the move costs.
 
-    Both are served their best way. A previous placement that the slots no longer hold must move.
+    Both are served their best way, for `model` or the stand-in (50 MB experts). A previous placement that the slots no longer
+    hold must move.
     """
     model = model or STAND_IN
     Migration(previous, placement)  # of one shape, or an error

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray
-from moeyard.assign import job_of
+from moeyard.arrays import FloatArray, IntArray, writable
+from moeyard.assign import WAYS, job_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.kernels.step import search
-from moeyard.kernels.step.search import Job
+from moeyard.kernels.step.search import Job, Scored
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.balanced import plan_balanced
 from moeyard.planners.common import STAND_IN, slot_cap
-from moeyard.planners.prophet import prophet_of
+from moeyard.planners.domains import search_domains
+from moeyard.planners.prophet import plan_prophet
 from moeyard.planners.quota import plan_quota
 from moeyard.planners.shadow import plan_shadow
-from moeyard.planners.static import static_homes
+from moeyard.planners.static import plan_static, static_homes
 
-NEAR = np.array([1.0, search.NEAREST])  # replicas that were meant for near rows
-FAR = np.array([1.0])
+
+class Single(Protocol):
+    def __call__(
+        self, cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+    ) -> Placement: ...
+
+
+# Every other planner but `domains`, whose every partition is a candidate: `search_domains` is asked for the best of them.
+SINGLES: dict[str, Single] = {
+    "static": plan_static,
+    "quota": plan_quota,
+    "shadow": plan_shadow,
+    "prophet": plan_prophet,
+    "balanced": plan_balanced,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Effort:
     """How much the search may try: fixed numbers by size, never a clock, so that every rank finds the same plan."""
 
-    levels: FloatArray  # thresholds of the quota family, in mean loads
-    slacks: FloatArray  # ways to serve that a start is tried with; 0: the nearest host
+    levels: FloatArray  # thresholds of the quota family, in mean loads; each a slack that `assign` tries too
     starts: int  # candidates that are improved
-    partitions: int  # domain partitions that are scored
-    left_out: tuple[float, ...]  # of the ranks, in prophet's greedy
     covers: int  # scores of the cover family
     moves: int  # scores of the local moves
 
@@ -42,21 +53,21 @@ class Effort:
 def effort_of(demand: Demand) -> Effort:
     """A few hundred scores for tens of ranks and experts, two dozen for 64 x 256."""
     if demand.rows.size > 8192:
-        short = np.array([1.1, search.NEAREST])
-        return Effort(np.array([1.25]), short, 1, 2, (0.0,), covers=2, moves=2)
-    slacks = np.array([1.0, 1.03, 1.08, 1.15, 1.3, 1.6, 2.5, search.NEAREST])
+        return Effort(np.array([1.3]), 1, covers=2, moves=2)
     moves = max(16, 150_000 // demand.rows.size)
-    levels = np.array([1.0, 1.1, 1.3, 1.7, 2.5])
-    return Effort(levels, slacks, 3, 64, (0.0, 0.25, 0.5, 0.75), covers=24, moves=min(moves, 300))
+    levels = np.array([1.0, 1.08, 1.3, 1.6, 2.5])
+    return Effort(levels, 3, covers=24, moves=min(moves, 300))
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The plan, who proposed it, and what every candidate was predicted to take, in seconds per layer."""
+    """The plan, and what every candidate was predicted to take, in seconds per layer.
+
+    A candidate that could not win was not served every way: its figure may be above its best.
+    """
 
     placement: Placement
     seconds: float
-    slack: float
     considered: dict[str, float]
 
 
@@ -65,7 +76,8 @@ def plan_auto(
 ) -> Placement:
     """Lowest predicted step time over all planners, each served its best way, then improved by local search.
 
-    Every candidate is scored by the closed form of `moeyard.cost`. Never above the best planner by that measure.
+    Never above the best planner by `step_cost` with policy `auto`: every planner's placement, and every partition that
+    `domains` may choose, is a candidate, scored by that very measure or left out by a bound that none of its ways is below.
     """
     return search_auto(cluster, demand, slots=slots, model=model).placement
 
@@ -76,75 +88,68 @@ def search_auto(
     """`plan_auto`, with the figures behind its choice."""
     model = model or STAND_IN
     job, effort = job_of(cluster, demand, model, slot_cap(demand, slots)), effort_of(demand)
-    starts = _starts(cluster, demand, model, slots, job, effort)
-    considered = {start.name: start.seconds for start in starts}
-    ranked = sorted(starts, key=lambda start: start.seconds)  # stable: ties stay with the earlier
-    ends = [_improved(job, start, effort) for start in ranked[: effort.starts]]
-    best = min(ends, key=lambda end: end.seconds)
-    considered["local search"] = best.seconds
-    placement = Placement(best.home, best.hosts, f"auto ({best.name})")
-    return Found(placement, best.seconds, best.slack, considered)
-
-
-class _Start(NamedTuple):
-    name: str
-    home: IntArray
-    hosts: BoolArray
-    seconds: float
-    slack: float
-
-    def or_better(self, hosts: BoolArray, seconds: float, slack: float) -> _Start:
-        return self if seconds >= self.seconds else self._replace(hosts=hosts, seconds=seconds, slack=slack)
-
-
-def _starts(
-    cluster: Cluster, demand: Demand, model: ModelSpec, slots: int | None, job: Job, effort: Effort
-) -> list[_Start]:
-    """One plan of each planner, served the better of two ways."""
+    table = _Table(job)
+    for name, planner in SINGLES.items():
+        table.offer(name, planner(cluster, demand, slots=slots, model=model))
     homes = static_homes(demand.num_experts, cluster.num_ranks)
-    home_only: BoolArray = homes[:, None] == np.arange(cluster.num_ranks)
-    seconds, static_RR = search.score(job, homes, home_only, search.NEAREST)
-    starts = [_Start("static", homes, home_only, seconds, search.NEAREST)]
-    one = plan_quota(cluster, demand, slots=slots, spare=False)
-    seconds, _ = search.score(job, homes, one.hosts_ER, 1.0)
-    family = search.quota_family(job, homes, one.hosts_ER, seconds, 1.0, effort.levels)
-    starts.append(_Start("quota", homes, *family))
-    one = plan_shadow(cluster, demand, slots=slots, model=model)
-    if one.copies:
-        starts.append(
-            _Start("shadow", homes, one.hosts_ER, *search.best_slack(job, homes, one.hosts_ER, NEAR))
-        )
-    one = prophet_of(
-        cluster, demand, slots, model, [int(part * cluster.num_ranks) for part in effort.left_out]
+    table.add("quota", homes, search.quota_family(job, homes, table.of("quota").scored, effort.levels))
+    search_domains(
+        cluster,
+        demand,
+        slots=slots,
+        model=model,
+        score=lambda one: table.offer("domains", one),
+        below=table.least,
     )
-    if one.copies:
-        starts.append(
-            _Start("prophet", homes, one.hosts_ER, *search.best_slack(job, homes, one.hosts_ER, NEAR))
-        )
-    one = plan_balanced(cluster, demand, slots=slots, model=model)
-    starts.append(
-        _Start("balanced", one.home_E, one.hosts_ER, *search.best_slack(job, one.home_E, one.hosts_ER, FAR))
-    )
-    least = min(start.seconds for start in starts)
-    nodes = cluster.nodes_per_datacenter
-    hosts, seconds = search.domain_family(
-        job, homes, static_RR, cluster.datacenters, nodes, least, effort.partitions
-    )
-    if hosts.size:
-        starts.append(_Start("domains", homes, hosts, seconds, search.NEAREST))
-    return starts
+    ranked = sorted(table.entries, key=lambda entry: entry.seconds)  # stable: ties stay with the earlier
+    for entry in ranked[: effort.starts]:
+        table.add(entry.name, entry.home_E, _improved(job, entry, effort))
+    considered = {entry.name: entry.seconds for entry in reversed(ranked)}
+    best = min(table.entries, key=lambda entry: entry.seconds)
+    considered["local search"] = best.seconds
+    placement = Placement(best.home_E, best.scored.hosts_ER, f"auto ({best.name})")
+    return Found(placement, best.seconds, considered)
 
 
-def _improved(job: Job, start: _Start, effort: Effort) -> _Start:
-    """Slack, families, local moves, slack again."""
-    best = start.or_better(start.hosts, *search.best_slack(job, start.home, start.hosts, effort.slacks))
-    _, rows_RR = search.score(job, best.home, best.hosts, best.slack)
-    hosts, seconds, rows_RR = search.cover_family(
-        job, best.home, best.hosts, rows_RR, best.seconds, best.slack, effort.covers
-    )
-    best = best.or_better(hosts, seconds, best.slack)
-    hosts, seconds = search.climb(job, best.home, best.hosts, rows_RR, best.seconds, best.slack, effort.moves)
-    moved = best.or_better(hosts, seconds, best.slack)
-    if moved is best or effort.starts == 1:
-        return moved
-    return moved.or_better(moved.hosts, *search.best_slack(job, moved.home, moved.hosts, effort.slacks))
+class _Entry(NamedTuple):
+    name: str
+    home_E: IntArray
+    scored: Scored
+
+    @property
+    def seconds(self) -> float:
+        return float(self.scored.seconds)
+
+
+@dataclass
+class _Table:
+    """Candidates by the one measure: the best way to serve them."""
+
+    job: Job
+    entries: list[_Entry] = field(default_factory=list)
+    least: float = np.inf
+
+    def offer(self, name: str, placement: Placement) -> float:
+        """Seconds of a placement served its best way; of any way if none is below the best candidate so far."""
+        homes = writable(placement.home_E)
+        return self.add(
+            name, homes, search.best_way(self.job, homes, writable(placement.hosts_ER), WAYS, self.least)
+        )
+
+    def add(self, name: str, home_E: IntArray, scored: Scored) -> float:
+        self.entries.append(_Entry(name, home_E, scored))
+        self.least = min(self.least, self.entries[-1].seconds)
+        return self.entries[-1].seconds
+
+    def of(self, name: str) -> _Entry:
+        return next(entry for entry in self.entries if entry.name == name)
+
+
+def _improved(job: Job, start: _Entry, effort: Effort) -> Scored:
+    """Families, local moves, then the best way to serve again."""
+    found: Scored = search.cover_family(job, start.home_E, start.scored, effort.covers)
+    found = search.climb(job, start.home_E, found, effort.moves)
+    if found.seconds < start.seconds and effort.starts > 1:
+        again: Scored = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
+        return again if again.seconds < found.seconds else found
+    return found

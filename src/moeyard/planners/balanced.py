@@ -7,7 +7,7 @@ import numpy as np
 from moeyard.arrays import BoolArray
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place.pack import pack, replicate
+from moeyard.kernels.place.pack import Items, pack, replicate
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 
@@ -43,7 +43,7 @@ def _pack(cluster: Cluster, demand: Demand, copies: int, per_rank: int) -> tuple
     room = np.tile(np.array([-(-experts // ranks), per_rank]), (ranks, 1))
     weight_I = (rows_E / count_E)[expert_I]
     slow_R = 1.0 / cluster.speed
-    rank_I, load_R = pack(weight_I, expert_I, kind_I, room, slow_R, experts, 0.0, SWAPS)
+    rank_I, load_R = pack(Items(weight_I, expert_I, kind_I), room, slow_R, experts, 0.0, SWAPS)
     hosts: BoolArray = np.zeros((experts, ranks), dtype=np.bool_)
     placed = rank_I >= 0  # a replica that fits nowhere is left out
     hosts[expert_I[placed], rank_I[placed]] = True

@@ -58,7 +58,10 @@ def compare_planners(
     slots: int | None = None,
     model: ModelSpec | None = None,
 ) -> list[Plan]:
-    """One plan of each planner, in the order of PLANNERS, each served as it means to be, or all by `policy`."""
+    """One plan of each planner, in the order of PLANNERS, each served as it means to be, or all by `policy`.
+
+    All times are for `model`; without one for the stand-in (50 MB experts), as `place` and `assign` do.
+    """
     model = model or STAND_IN
     floor = step_floor(cluster, model, demand)
     start = place(cluster, demand, "static")

@@ -7,6 +7,7 @@ Plain expert parallelism is the partition (1, 1, 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray
+from moeyard.arrays import BoolArray, FloatArray, IntArray, writable
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.cost import StepCost, cost_of, ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
-from moeyard.kernels.step import cost as kernel
-from moeyard.kernels.step.cost import Ports, Rates
-from moeyard.kernels.step.domains import crossing_totals, domain_loads, domain_of, node_totals
+from moeyard.kernels.step import compose as kernel
+from moeyard.kernels.step import transport as network
+from moeyard.kernels.step.compose import Rates
+from moeyard.kernels.step.domains import crossing_totals, domain_loads, domain_table, node_totals
+from moeyard.kernels.step.gather import Gather, nothing, set_tier
+from moeyard.kernels.step.transport import Loads, Ports
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN
@@ -36,7 +40,10 @@ Sizes = tuple[int, int, int]  # datacenters, nodes of each, ranks of each that m
 
 
 REHEARSE = 32  # ranks up to which the best few partitions are simulated
-SLACK = 0.85  # no simulated step was seen below this part of its closed form
+SHORTLIST = (
+    1 / 0.85
+)  # of the best rehearsal so far: a closed form above that is not rehearsed. No proof: no simulated
+# step was seen below 0.85 of its closed form
 
 
 def plan_domains(
@@ -54,10 +61,10 @@ def plan_domains(
     simulated step: domains are chosen once, before training, so there is time for it.
     """
     model = model or STAND_IN
-    score = None
+    rehearsal = None
     if rehearse or (rehearse is None and cluster.num_ranks <= REHEARSE):
-        score = _rehearsal(cluster, demand, model, options)
-    found = search_domains(cluster, demand, slots=slots, model=model, score=score, **options)
+        rehearsal = _rehearsal(cluster, demand, model, options)
+    found = search_domains(cluster, demand, slots=slots, model=model, rehearsal=rehearsal, **options)
     return domain_placement(cluster, found.home_E, found.sizes)
 
 
@@ -67,9 +74,14 @@ class Partition:
 
     sizes: Sizes
     home_E: IntArray
-    cost: StepCost
     possible: int
     scored: int
+    search: _Search
+
+    @property
+    def cost(self) -> StepCost:
+        """Where rows go to the nearest host."""
+        return cost_of(self.search.seconds(self.sizes))
 
 
 def search_domains(
@@ -84,12 +96,15 @@ def search_domains(
     backward: bool = True,
     home_E: IntArray | None = None,
     score: Score | None = None,
+    rehearsal: Score | None = None,
+    below: float = math.inf,
 ) -> Partition:
-    """The partition with the least `step_cost`, exact over all divisors per level.
+    """The partition with the least `step_cost` where rows go to the nearest host, exact over all divisors per level.
 
     Partitions are tried in the order of a lower bound, until no bound is below the best. Skew, latency, shared uplinks, the
-    gradient reduce and compression are in the cost. Ties go to smaller domains. With `score`, the cheapest ones are scored by
-    it, as long as their cost leaves a chance.
+    gradient reduce and compression are in the cost. Ties go to smaller domains. `score`: the least of this instead, exactly, as
+    long as it is the `step_cost` of any way to serve: the bound holds for all of them. `rehearsal`: the least of this among the
+    partitions of low cost. `below`: only what might take less counts; where nothing does, the answer is (1, 1, 1).
     """
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidPlacement(
@@ -106,25 +121,31 @@ def search_domains(
     )
     search = _Search(cluster, demand, homes, rates, ports_of(cluster))
     possible = [sizes for sizes in partitions(cluster) if slots is None or search.slots(sizes) <= slots]
-    best, scored = _least(possible, search.bound, search.total, 1.0)
-    if score is not None:
-        best, scored = _least(possible, search.total, partial(_scored, score, cluster, homes), SLACK)
-    return Partition(best, homes, cost_of(search.seconds(best)), len(possible), scored)
+    cost: Callable[[Sizes], float]
+    if rehearsal is not None:
+        cost = partial(_scored, rehearsal, cluster, homes)
+        best, scored = _least(possible, search.total, cost, SHORTLIST, below)
+    else:
+        cost = search.total if score is None else partial(_scored, score, cluster, homes)
+        best, scored = _least(possible, search.bound, cost, 1.0, below)
+    return Partition(best, homes, len(possible), scored, search)
 
 
 def _least(
-    choices: list[Sizes], bound: Callable[[Sizes], float], cost: Callable[[Sizes], float], slack: float
+    choices: list[Sizes],
+    bound: Callable[[Sizes], float],
+    cost: Callable[[Sizes], float],
+    reach: float,
+    below: float,
 ) -> tuple[Sizes, int]:
-    """(the choice of least cost, how many costs were asked for), given that bound * slack <= cost."""
-    best: tuple[float, int, Sizes] | None = None
+    """(the choice of least cost, how many costs were asked for), by rising bound while it is within `reach` of the least cost."""
+    best: tuple[float, int, Sizes] = (below, 1, (1, 1, 1))  # needs no slots
     scored = 0
     for low, members, sizes in sorted((bound(sizes), prod(sizes), sizes) for sizes in choices):
-        if best is not None and low * slack > best[0]:
+        if low > reach * best[0]:
             break
         scored += 1
-        this = (cost(sizes), members, sizes)
-        best = this if best is None else min(best, this)
-    assert best is not None  # (1, 1, 1) needs no slots
+        best = min(best, (cost(sizes), members, sizes))
     return best[2], scored
 
 
@@ -164,7 +185,7 @@ def domain_placement(cluster: Cluster, home_E: IntArray, sizes: Sizes) -> Placem
     shape = _shape(cluster)
     if any(s < 1 or n % s for s, n in zip(sizes, shape, strict=True)):
         raise InvalidPlacement(f"domain sizes {sizes} must divide datacenters, nodes and ranks {shape}")
-    domain_R = _domain(np.arange(cluster.num_ranks), sizes, shape)
+    domain_R = _domain(sizes, shape)
     hosts_ER: BoolArray = domain_R[home_E][:, None] == domain_R[None, :]
     return Placement(home_E, hosts_ER, f"domains {'x'.join(map(str, sizes))}")
 
@@ -182,6 +203,7 @@ class _Search:
         self.shape = _shape(self.cluster)
         owned = np.bincount(self.home_E, minlength=self.cluster.num_ranks)
         self.owned: FloatArray = owned.astype(np.float64).reshape(self.shape)
+        self.home_E = writable(self.home_E)
         self.rows_NN, self.total_E = node_totals(self.demand.rows, self.home_E, self.shape[2], nodes)
         self.crossings: dict[tuple[int, int], tuple[float, int]] = {}
         self.known: dict[Sizes, FloatArray] = {}
@@ -190,34 +212,28 @@ class _Search:
         """The full cost: what `step_cost` gives for this partition's placement, assigned `local_first`."""
         if sizes not in self.known:  # one pass over the demand serves every width
             widths = np.array(_divisors(self.shape[2]))
-            loads, wans = domain_loads(self.demand.rows, self.home_E, sizes[0], sizes[1], widths, self.shape)
-            for width, (up_out, up_in, off_out, off_in, computed), wan in zip(
-                widths, loads, wans, strict=True
-            ):
-                forms, both = kernel.transport(up_out, up_in, off_out, off_in, wan[0], wan[1], self.ports)
-                level = next(
-                    (n for n, used in ((3, wan[0]), (2, off_out), (1, up_out)) if used.any()), kernel.NONE
-                )
+            loads, wans = domain_loads(self.demand.rows, self.home_E, *sizes[:2], widths, self.shape)
+            for width, (*ports, computed), wan in zip(widths, loads, wans, strict=True):
+                exchange = network.transport(Loads(*ports, *wan), self.ports)
                 these = (sizes[0], sizes[1], int(width))
-                self.known[these] = kernel.compose(
-                    forms, both, level, *self.gather(these), computed, self.rates
-                )
+                self.known[these] = kernel.compose(exchange, self.gather(these), computed, self.rates)
         return self.known[sizes]
 
     def total(self, sizes: Sizes) -> float:
         return float(self.seconds(sizes)[kernel.TOTAL])
 
     def bound(self, sizes: Sizes) -> float:
-        """A time not above `seconds`, from totals: what leaves nodes and datacenters is exact, what enters a domain is
-        spread evenly over its nodes, and what it computes over its ranks.
+        """A time that no way to serve this partition is below, from totals.
+
+        What leaves nodes and datacenters must do so; what enters a domain is spread evenly over its nodes, and what it
+        computes over its ranks.
         """
-        load, level = self._crossing(sizes[0], sizes[1])
-        domain_R = _domain(np.arange(self.cluster.num_ranks), sizes, self.shape)
+        domain_R = _domain(sizes, self.shape)
         rate_B = np.bincount(domain_R, weights=1 / self.rates.row_seconds_R)
         rows_B = np.bincount(domain_R[self.home_E], weights=self.total_E, minlength=len(rate_B))
         rows_R = (rows_B / rate_B)[domain_R] / self.rates.row_seconds_R
-        at_best = np.array([[load, self.ports.latency[level]]])
-        found = kernel.compose(at_best, load, level, *self.gather(sizes), rows_R, self.rates)
+        exchange = network.at_least(*self._crossing(sizes[0], sizes[1]), self.ports)
+        found = kernel.compose(exchange, self.gather(sizes), rows_R, self.rates)
         return float(found[kernel.TOTAL]) * (1 - 1e-12)  # sums in another order
 
     def _crossing(self, datacenters: int, nodes: int) -> tuple[float, int]:
@@ -227,7 +243,7 @@ class _Search:
             out, in_, wan_out, wan_in = crossing_totals(
                 self.rows_NN, self.rows_NN.sum(axis=1), self.rows_NN.sum(axis=0), datacenters, nodes, N
             )
-            block_N = _domain(np.arange(D * N), (datacenters, nodes, 1), (D, N, 1))
+            block_N = _domain((datacenters, nodes, 1), (D, N, 1))
             with np.errstate(divide="ignore", invalid="ignore"):
                 loads = (
                     out / self.ports.node_N,
@@ -236,28 +252,29 @@ class _Search:
                     wan_in.reshape(-1, datacenters).sum(axis=1) / (datacenters * self.ports.wan),
                 )
             load = max(float(np.nan_to_num(one, nan=0.0, posinf=np.inf).max()) for one in loads)
-            level = kernel.WAN if wan_out.any() else kernel.SCALE_OUT if out.any() else kernel.NONE
+            level = network.WAN if wan_out.any() else network.SCALE_OUT if out.any() else network.NONE
             self.crossings[datacenters, nodes] = load, level
         return self.crossings[datacenters, nodes]
 
-    def gather(self, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
-        """[tier, form]: the gather's hops along datacenters, then nodes, then ranks of the domain."""
-        loads, both = np.zeros((3, 4, 2)), np.zeros(3)
+    def gather(self, sizes: Sizes) -> Gather:
+        """The gather's hops along datacenters, then nodes, then ranks of the domain."""
+        gather: Gather = nothing()
         held = self.owned
-        idle, no_wan = np.zeros(self.cluster.num_ranks), np.zeros(self.shape[0])
         for axis, tier in ((0, 2), (1, 1), (2, 0)):
             size = sizes[axis]
             if size == 1:
                 continue
             after = _sum_blocks(held, axis, size)
-            out, in_ = (held * (size - 1)).ravel(), (after - held).ravel()
+            ways = (held * (size - 1)).ravel(), (after - held).ravel()
+            idle, no_wan = np.zeros(self.cluster.num_ranks), np.zeros(self.shape[0])
             if tier == 0:
-                loads[0], both[0] = kernel.transport(out, in_, idle, idle, no_wan, no_wan, self.ports)
+                loads = Loads(*ways, idle, idle, no_wan, no_wan)
             else:
-                wan = [a.reshape(self.shape[0], -1).sum(axis=1) if tier == 2 else no_wan for a in (out, in_)]
-                loads[tier], both[tier] = kernel.transport(idle, idle, out, in_, *wan, self.ports)
+                wan = [a.reshape(self.shape[0], -1).sum(axis=1) if tier == 2 else no_wan for a in ways]
+                loads = Loads(idle, idle, *ways, *wan)
+            set_tier(tier, loads, self.ports, gather)
             held = after
-        return loads, both
+        return gather
 
     def slots(self, sizes: Sizes) -> int:
         """Replica slots that the fullest rank needs."""
@@ -271,9 +288,9 @@ def _shape(cluster: Cluster) -> Sizes:
     return cluster.datacenters, cluster.nodes_per_datacenter, cluster.ranks_per_node
 
 
-def _domain(rank: IntArray, sizes: Sizes, shape: Sizes) -> IntArray:
-    """Which domain each rank belongs to."""
-    domain: IntArray = domain_of(rank, sizes, shape)
+def _domain(sizes: Sizes, shape: Sizes) -> IntArray:
+    """[rank] the domain it belongs to."""
+    domain: IntArray = domain_table(sizes, shape)
     return domain
 
 

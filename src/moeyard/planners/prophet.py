@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from moeyard.arrays import writable
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
-from moeyard.kernels.place.place import Times, greedy_hosts
+from moeyard.kernels.place.greedy import Times, greedy_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN, mean_bandwidth, slot_cap
@@ -36,25 +35,13 @@ def plan_prophet(
     if left_out is not None and not 0 <= left_out < ranks:
         raise InvalidPlacement(f"left_out is {left_out}; leave out 0 to {ranks - 1} of {ranks} ranks")
     tries = sorted({0, ranks // 4, ranks // 2, 3 * ranks // 4}) if left_out is None else [left_out]
-    return prophet_of(cluster, demand, slots, model or STAND_IN, tries, alpha=alpha, overlap=overlap)
-
-
-def prophet_of(
-    cluster: Cluster,
-    demand: Demand,
-    slots: int | None,
-    model: ModelSpec,
-    tries: Sequence[int],
-    *,
-    alpha: float = BALANCED,
-    overlap: bool = True,
-) -> Placement:
-    """The best of the greedy placements that leave out so many ranks."""
     homes = static_homes(demand.num_experts, cluster.num_ranks)
-    times = model_times(cluster, model, overlap=overlap)
+    times = model_times(cluster, model or STAND_IN, overlap=overlap)
     tolerance = alpha * float(demand.rows.sum()) / demand.num_experts
     found = [
-        greedy_hosts(demand.rows, homes, cluster.speed, n, tolerance, slot_cap(demand, slots), times, True)
+        greedy_hosts(
+            demand.rows, homes, writable(cluster.speed), n, tolerance, slot_cap(demand, slots), times, True
+        )
         for n in tries
     ]
     hosts, _ = min(found, key=lambda one: one[1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from moeyard.arrays import writable
+from moeyard.assign import groups_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place.place import add_spare, level, quota_hosts
+from moeyard.kernels.place.fill import add_spare, level, quota_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import slot_cap
@@ -33,11 +35,11 @@ def plan_quota(
     rows_E = demand.rows.sum(axis=0)
     cap = slot_cap(demand, slots)
     most = cluster.num_ranks if copies is None else copies
-    hosts, threshold = quota_hosts(rows_E, homes, cluster.speed, cap, most, 0.0, STEPS)
+    speed = writable(cluster.speed)
+    hosts, threshold = quota_hosts(rows_E, homes, speed, cap, most, 0.0, STEPS)
     if threshold > 1.0005 * rows_E.sum() / cluster.speed.sum():
         rows_ER = demand.rows.T.copy()
-        sizes = cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter
-        level(rows_ER, homes, cluster.speed, *sizes, cap, most, hosts)
+        level(rows_ER, homes, speed, groups_of(cluster), cap, most, hosts)
     if slots is not None if spare is None else spare:
         add_spare(rows_E, homes, cap, most - (int(hosts.sum()) - demand.num_experts), hosts)
     return Placement(homes, hosts, "quota")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from moeyard.arrays import writable
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place.place import greedy_hosts
+from moeyard.kernels.place.greedy import greedy_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.common import STAND_IN, slot_cap
@@ -23,6 +24,6 @@ def plan_shadow(
     homes = static_homes(demand.num_experts, cluster.num_ranks)
     times = model_times(cluster, model or STAND_IN, overlap=False)
     hosts, _ = greedy_hosts(
-        demand.rows, homes, cluster.speed, 0, 0.0, slot_cap(demand, slots), times, by_rank=False
+        demand.rows, homes, writable(cluster.speed), 0, 0.0, slot_cap(demand, slots), times, by_rank=False
     )
     return Placement(homes, hosts, "shadow")

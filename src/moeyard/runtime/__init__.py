@@ -7,26 +7,18 @@ loss = global_mean(loss_sum, num_labels, yard); loss.backward()
 sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 """
 
-from moeyard.runtime.autograd import all_to_all_single, exchange_plan
-from moeyard.runtime.checkpoint import (
-    Resumed,
-    Saving,
-    latest,
-    load_checkpoint,
-    save_checkpoint,
-    start_checkpoint,
-)
-from moeyard.runtime.dispatch import Route, combine, dispatch
-from moeyard.runtime.experts import (
+from moeyard.runtime.faults.errors import ExchangeError, Mismatch, RailLost, RankLost
+from moeyard.runtime.hf.initial import initialise, materialize
+from moeyard.runtime.hf.parallelize import parallelize
+from moeyard.runtime.hf.router_loss import router_loss
+from moeyard.runtime.layers.autograd import all_to_all_single, exchange_plan
+from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.experts import (
     MoELayer,
     RouterState,
     TopKRouter,
-    grouped_linear,
-    grouped_matmul_fits,
 )
-from moeyard.runtime.export import export_pretrained
-from moeyard.runtime.faults import ExchangeError, Mismatch, RailLost, RankLost
-from moeyard.runtime.gradients import (
+from moeyard.runtime.layers.gradients import (
     balance_loss,
     clip_grad_norm_,
     dense_parameters,
@@ -35,14 +27,23 @@ from moeyard.runtime.gradients import (
     global_mean,
     sync_gradients,
 )
-from moeyard.runtime.groups import Yard
-from moeyard.runtime.hf import initialise, parallelize, router_loss
-from moeyard.runtime.load import Loaded, from_pretrained, load_pretrained, materialize
-from moeyard.runtime.measure import measure, measure_links, remeasure
-from moeyard.runtime.move import move_experts
-from moeyard.runtime.record import Recorder, record, record_text
-from moeyard.runtime.replicas import gather_experts, refill_before_backward
-from moeyard.runtime.share import Share, Stack, expert_modules
+from moeyard.runtime.layers.grouped import grouped_linear, grouped_matmul_fits
+from moeyard.runtime.layers.move import move_experts
+from moeyard.runtime.layers.replicas import gather_experts, refill_before_backward
+from moeyard.runtime.layers.share import Share, Stack, expert_modules
+from moeyard.runtime.observe.measure import measure, measure_links, remeasure
+from moeyard.runtime.observe.routing import Recorder, record, record_text
+from moeyard.runtime.state.checkpoint import (
+    Resumed,
+    Saving,
+    latest,
+    load_checkpoint,
+    save_checkpoint,
+    start_checkpoint,
+)
+from moeyard.runtime.weights.export import export_pretrained
+from moeyard.runtime.weights.load import Loaded, from_pretrained, load_pretrained
+from moeyard.runtime.yard import Yard
 
 __all__ = [
     "ExchangeError",

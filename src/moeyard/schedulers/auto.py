@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from moeyard.cluster import Cluster
+from moeyard.estimate import estimate_blocks
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
@@ -38,7 +39,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
         form, winner, found = cheapest(_candidates(pairs))
         best = found[winner]
     if best == math.inf or pairs.looks[1].straight <= best:
-        seconds = straight.seconds(limit=best)
+        seconds = estimate_blocks(straight, limit=best)
         if seconds < math.inf:
             found["direct"] = seconds
         if seconds <= best:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, FloatArray, IntArray, frozen
+from moeyard.arrays import BoolArray, FloatArray, IntArray, all_writable, frozen
 from moeyard.cluster import Cluster, Contention
 from moeyard.errors import InvalidCluster, InvalidSchedule, MoeyardError
 from moeyard.kernels.flow.dag import message_graph
 from moeyard.kernels.flow.run import run_flows
+from moeyard.kernels.flow.state import (
+    MOST,
+    SHARINGS,
+    SOLVED,
+    Fabric,
+    new_net,
+    new_queue,
+    new_slots,
+    new_tally,
+)
+from moeyard.kernels.program.tables import merge_messages
 from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule
-from moeyard.sim.lump import lumped
-from moeyard.sim.operations import Course, Operations
+from moeyard.sim.lump import FEW, lumped
+from moeyard.sim.operations import Course, Operations, own
 from moeyard.timeline import Timeline
 
 IDEAL = Contention()
+AUTO: Literal["auto"] = "auto"
+Tolerance = float | Literal["auto"]
+# So many flows, after merging those alike, up to which a tolerance suffices: seconds of work each on one core.
+_STEPS = ((10_000, 0.0), (100_000, 0.005), (300_000, 0.01))
+_LARGE = 0.02
+
+
+def tolerance_for(flows: int) -> float:
+    """The tolerance that "auto" stands for: exact for few flows, 2% at most."""
+    return next((tolerance for most, tolerance in _STEPS if flows <= most), _LARGE)
 
 
 def run(
@@ -26,7 +47,7 @@ def run(
     *,
     contended_L: BoolArray | None = None,
     contention: Contention = IDEAL,
-    tolerance: float = 0.0,
+    tolerance: Tolerance = 0.0,
     merge: bool = True,
     watch: FloatArray | None = None,
     traced: bool = False,
@@ -34,26 +55,37 @@ def run(
     """The course of any operations over any links.
 
     Exact at tolerance 0: event by event, each link shared max-min fairly by the flows on it, its capacity divided by
-    `contention` where `contended_L`. Otherwise links are shared anew only when a flow would have held its links
-    for `tolerance` of its own bytes too long: the exact course of flows at most so much larger. `merge`
-    simulates operations that must behave alike as one, which is exact too. `watch` (two floats) counts the
-    operations done while this runs, and stops it when watch[1] is set.
+    `contention` where `contended_L`. Otherwise links are shared anew only when flows that ended have made one idle for
+    `tolerance` of the time since the last sharing, and have held theirs for `tolerance` of their own bytes, or when one that
+    came has waited for `tolerance` of its duration. "auto": by the number of flows (`tolerance_for`). `merge`
+    simulates operations that must behave alike as one, which is exact too. `watch` (three floats) counts the
+    operations done while this runs, stops it when watch[1] is set, and says of how many.
     """
-    if not 0 <= tolerance < 1:
-        raise MoeyardError(f"tolerance must be at least 0 and below 1, got {tolerance!r}")
+    if tolerance != AUTO and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
+        raise MoeyardError(
+            f"tolerance must be {AUTO!r}, or a number of at least 0 and below 1, got {tolerance!r}"
+        )
     contended = (
         np.zeros(len(capacity_L), np.bool_) if contended_L is None or contention.loss == 0 else contended_L
     )
     lump = lumped(operations, capacity_L, contended) if merge and not traced else None
-    ops = operations if lump is None else lump.operations
-    counters = np.zeros(2) if watch is None else watch
-    start, first, end, cause, counts, trace = run_flows(
-        ops.path_ptr, ops.path, ops.weight, ops.size, ops.latency, ops.needs, ops.next_ptr, ops.next,
-        np.ascontiguousarray(capacity_L if lump is None else lump.capacity_L, dtype=np.float64),
-        np.ascontiguousarray(contended if lump is None else lump.contended_L),
-        np.array([contention.loss, contention.knee, contention.ceiling]), tolerance, counters, traced,
+    ops = own(operations if lump is None else lump.operations)
+    if lump is not None:
+        capacity_L, contended = lump.capacity_L, lump.contended_L
+    capacity_L, contended = all_writable(capacity_L, contended)
+    fabric = Fabric(capacity_L, contended, np.array(contention.law))
+    queue, tally = new_queue(ops), new_tally()
+    slack = tolerance_for(int((np.diff(ops.path_ptr) > 0).sum())) if tolerance == AUTO else float(tolerance)
+    watch = np.zeros(3) if watch is None else watch
+    watch[2] = len(ops.size)
+    trace = run_flows(
+        ops, fabric, new_net(ops, len(capacity_L)), new_slots(ops), queue, tally, slack,
+        watch, traced,
     )  # fmt: skip
-    course = Course(start, first, end, cause, int(counts[0]), int(counts[1]), int(counts[2]), len(ops), trace)
+    course = Course(
+        queue.start_I, queue.first_I, queue.end_I, queue.cause_I, int(tally[SHARINGS]), int(tally[SOLVED]),
+        int(tally[MOST]), len(ops.size), slack, trace,
+    )  # fmt: skip
     return course if lump is None else lump.spread(course)
 
 
@@ -61,7 +93,7 @@ def simulate(
     cluster: Cluster,
     schedule: Schedule,
     *,
-    tolerance: float = 0.0,
+    tolerance: Tolerance = 0.0,
     merge: bool = True,
     watch: FloatArray | None = None,
 ) -> Timeline:
@@ -69,7 +101,8 @@ def simulate(
 
     A message starts when both its ends have done, each for itself, every stage that its own names in `after`; it waits
     its latency, then flows at its max-min fair rate over its links, whose capacity the cluster's contention law
-    divides by what flows on them. Exact at tolerance 0; `run` says what another tolerance means. The cluster may
+    divides by what flows on them. Exact, unless a tolerance is given: `run` says what it means, and what "auto" does;
+    the timeline keeps the one that was used. The cluster may
     differ from the schedule's in anything but its nodes and ranks.
     """
     _check_shape(cluster, schedule)
@@ -90,9 +123,21 @@ def simulate(
     return Timeline(
         cluster=cluster, traffic=schedule.traffic, scheduler=schedule.scheduler, messages=messages,
         start_M=frozen(course.start[:M]), first_M=frozen(course.first[:M]), end_M=frozen(course.end[:M]),
-        cause_M=frozen(_message_causes(course.cause, M)), tolerance=tolerance, sharings=course.sharings,
+        cause_M=frozen(_message_causes(course.cause, M)), tolerance=course.tolerance, sharings=course.sharings,
         kinds=course.kinds,
     )  # fmt: skip
+
+
+def warm_simulator(schedule: Schedule) -> None:
+    """Compile, or read from the disk, what simulating this schedule needs, so that the next call's time is its own."""
+    first = schedule.sends(0)
+    if len(first):
+        merge_messages(*all_writable(first))
+    pairs = 2 * FEW
+    one = np.zeros(pairs, np.int64)
+    message_graph(one, one, one + 1, np.zeros(2, np.int64), np.zeros(0, np.int64), 2)
+    alike = Operations.of([[0]] * pairs, np.ones(pairs), np.zeros(pairs), [[]] * pairs)
+    run(alike, np.ones(1))
 
 
 def message_operations(
@@ -104,7 +149,7 @@ def message_operations(
     src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
     stage = np.ascontiguousarray(messages["stage"])
     needs, next_ptr, next_ = message_graph(
-        stage, src, dst, stages.after_ptr, stages.after, links.cluster.num_ranks
+        *all_writable(stage, src, dst, stages.after_ptr, stages.after), links.cluster.num_ranks
     )
     path_ptr, path, latency = links.paths(src, dst)
     joins = len(needs) - len(stage)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, all_writable
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.flow.sharing import MAX_HOPS
+from moeyard.kernels.flow.state import MAX_HOPS, Ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,12 @@ class Operations:
         )
 
 
+def own(operations: Operations) -> Ops:
+    """The operations as kernels take them."""
+    o = operations
+    return Ops(*all_writable(o.path_ptr, o.path, o.weight, o.size, o.latency, o.needs, o.next_ptr, o.next))
+
+
 @dataclass(frozen=True, eq=False)
 class Course:
     """What became of the operations."""
@@ -71,4 +77,5 @@ class Course:
     solved: int  # rates worked out, in all
     most: int  # flows at once
     kinds: int  # operations simulated, after merging those alike
+    tolerance: float  # that it was run with
     trace: FloatArray  # [change, (time, operation, rate)], if asked for

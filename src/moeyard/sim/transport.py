@@ -7,13 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, writable
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import ports_of, rates_of, replica_pairs
 from moeyard.errors import UnknownName
 from moeyard.estimate import estimate
-from moeyard.kernels.step import cost as kernel
+from moeyard.kernels.step import gather as tree
+from moeyard.kernels.step import transport as kernel
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.schedule import Schedule
@@ -55,17 +56,19 @@ def layer_times(
         raise UnknownName.of("network model", network, NETWORKS)
     ports, rates = ports_of(cluster), rates_of(cluster, model, compression=compression)
     expert_P, host_P = replica_pairs(placement)
-    forms, _, level = kernel.exchange_load(assignment.rows_RR, ports)
+    homes = writable(placement.home_E)
+    exchange = kernel.transport(kernel.loads_of(writable(assignment.rows_RR), ports), ports)
+    level = exchange.level
     if network == "ports":
-        seconds = np.full(cluster.num_ranks, kernel.fastest(forms, rates.row_bytes))
-        loads, _ = kernel.gather_load(expert_P, host_P, placement.home_E, ports)
-        gather, reduce = (kernel.tier_seconds(loads, b) for b in (rates.gather_bytes, rates.reduce_bytes))
+        seconds = np.full(cluster.num_ranks, kernel.fastest(exchange.forms, rates.row_bytes))
+        forms = tree.gather_of(expert_P, host_P, homes, ports).forms
+        gather, reduce = (tree.tier_seconds(forms, b) for b in (rates.gather_bytes, rates.reduce_bytes))
         return LayerTimes(seconds, seconds, level, gather, reduce)
     out, back = np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks)
     if level:
         plan = schedule(cluster, assignment.traffic(model.row_bytes), scheduler)
         out, back = (finished(cluster, one, network) for one in (plan, plan.reversed()))
-    hops = kernel.gather_hops(expert_P, host_P, placement.home_E, ports)
+    hops = tree.gather_hops(expert_P, host_P, homes, ports)
     gather, reduce = np.zeros(3), np.zeros(3)
     for tier in range(3):
         copies_RR = _copies(hops[hops[:, 0] == tier], cluster.num_ranks)

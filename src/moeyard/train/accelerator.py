@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from moeyard.model import ModelSpec
+from moeyard.runtime import expert_modules
 
 
 class Accelerator:
-    """Times of one rank. `yard.pace = accelerator` paces the experts, `attach` what lies between MoE layers.
+    """Times of one rank. `Yard(accelerator=...)` paces the experts, `attach` what lies between MoE layers.
 
     A row takes `model.row_seconds` forward and twice that backward; all else in a layer `non_moe_forward` and
     `non_moe_backward`. `late` counts the waits that were over before they began: there the real maths set the time.
@@ -32,8 +33,6 @@ class Accelerator:
 
     def attach(self, model: nn.Module) -> None:
         """Pace what the model computes between one MoE layer and the next."""
-        from moeyard.runtime import expert_modules
-
         for _, module in expert_modules(model):
             module.register_forward_pre_hook(self._before, with_kwargs=True)
             module.register_forward_hook(lambda _, __, out: self._cut(out, 0.0, self.dense_backward, "dense"))
@@ -42,7 +41,7 @@ class Accelerator:
         """A step begins: what comes before the first MoE layer counts from here."""
         self._mark = time.monotonic()
 
-    # around the experts: called by the runtime
+    # about the experts: the runtime calls these
 
     def start(self, rows: torch.Tensor, count: int) -> torch.Tensor:
         return self._cut(rows, 0.0, 2 * count * self.row_seconds, "experts")

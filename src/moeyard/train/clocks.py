@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from moeyard.arrays import FloatArray
-
-if TYPE_CHECKING:
-    from moeyard.runtime import Yard
+from moeyard.runtime.roles import Company
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 ROUNDS = 12
 
 
-def clock_offsets(yard: Yard) -> FloatArray:
+def clock_offsets(yard: Company) -> FloatArray:
     """Seconds to subtract from each rank's clock. Every rank calls this.
 
     Ranks of one kernel share the clock: zero, exactly. Otherwise rank 0 asks each rank for its time, several times, and

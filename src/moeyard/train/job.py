@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
+from moeyard.train.journal import Journal, checkpoint_folder, machine
 from moeyard.train.options import Options
-from moeyard.train.record import Record, checkpoint_folder, machine
 
 Progress = Callable[[str, dict[str, Any]], None]
 LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
@@ -24,7 +24,7 @@ LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
 
 def run_rank(options: Options, progress: Progress | None = None) -> dict[str, Any]:
     """The whole run on this rank, started by torchrun, a lab or anything that sets torchrun's environment."""
-    from moeyard.runtime.detect import lab_place
+    from moeyard.runtime.transport.detect import lab_place
     from moeyard.train.loop import Trainer
 
     if "RANK" not in os.environ:
@@ -37,7 +37,7 @@ def run_rank(options: Options, progress: Progress | None = None) -> dict[str, An
         trainer = Trainer(options, mode, place)
         if options.resume:
             trainer.resume(checkpoint_folder(options, mode))
-        record = Record(options, mode, rank, trainer.first, progress if rank == 0 else None)
+        record = Journal(options, mode, rank, trainer.first, progress if rank == 0 else None)
         trainer.run(record)
         if record.steps:
             summary[mode] = record.summary()

@@ -10,15 +10,16 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import moeyard.runtime as yr
+from moeyard.cluster import Cluster
 from moeyard.train.accelerator import Accelerator
-from moeyard.train.meter import Meter
-from moeyard.train.model import make_config, make_model, model_spec
+from moeyard.train.meter import Meter, StepLog
+from moeyard.train.model import emulated_spec, make_config, make_model, model_spec
 from moeyard.train.options import Options
 from moeyard.train.skew import Skew
 from moeyard.train.text import Text
 
 if TYPE_CHECKING:
-    from moeyard.train.record import Record
+    from moeyard.train.journal import Journal
 
 
 def train_step(
@@ -37,6 +38,13 @@ def train_step(
     return float(loss.detach())
 
 
+def _accelerator(options: Options, config: Any, cluster: Cluster | None) -> Accelerator | None:
+    """An emulated one, as fast as this rank's in the cluster (outside a lab: as every other)."""
+    spec = emulated_spec(config, options)
+    speed = 1.0 if cluster is None else float(cluster.speed[dist.get_rank()])
+    return None if spec is None else Accelerator(spec, speed)
+
+
 class Trainer:
     """One mode: a yard, a model on it, and the state of its training."""
 
@@ -48,20 +56,19 @@ class Trainer:
         wanted = options.yard(mode)
         if mode == "plain" and place is not None:  # the backend's own all-to-all, each rank on its own rail
             wanted |= {"interfaces": (), "management": place.management if place.shaped else None}
-        self.yard = yr.Yard(model=spec, timeout=options.timeout, **wanted)
-        if mode == "plain":
-            self.yard.collective = dist.group.WORLD
+        self.accelerator = _accelerator(options, config, cluster)
+        log = StepLog()
+        self.yard = yr.Yard(
+            model=spec, timeout=options.timeout, watcher=log, accelerator=self.accelerator, **wanted
+        )
         self.model = yr.parallelize(make_model(config, options.seed), self.yard)
         self.spec = spec or model_spec(config, options, self.yard.cluster)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
         self.text = Text(options.text, options.seed)
         self.skew = Skew(self.model, options.skew, dist.get_rank(), options.seed) if options.skew else None
-        self.accelerator: Accelerator | None = None
-        if options.compute is not None:
-            self.accelerator = Accelerator(self.spec, float(self.yard.cluster.speed[self.yard.rank]))
+        if self.accelerator is not None:
             self.accelerator.attach(self.model)
-            self.yard.pace = self.accelerator
-        self.meter = Meter(self.yard, self.spec.row_bytes)
+        self.meter = Meter(self.yard, log, self.spec.row_bytes)
         self.first = 0
 
     def resume(self, folder: str) -> None:
@@ -72,7 +79,7 @@ class Trainer:
     def save(self, folder: str, step: int) -> None:
         yr.save_checkpoint(folder, self.model, self.optimizer, self.yard, step=step)
 
-    def run(self, record: Record) -> None:
+    def run(self, record: Journal) -> None:
         """All steps; ends early, with a checkpoint, when `record.stop_asked()` on any rank."""
         for step in range(self.first, self.options.steps):
             record.cause_faults(step)

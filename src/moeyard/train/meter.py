@@ -3,83 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.bounds import bound
+from moeyard.runtime import Yard
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.agree.watcher import Flown, Mark
 from moeyard.schedule import MESSAGE
 from moeyard.timeline import Timeline
 from moeyard.train.clocks import clock_offsets
 
-if TYPE_CHECKING:
-    from moeyard.runtime import Yard
-    from moeyard.runtime.exchange import Mark
-    from moeyard.runtime.plans import Plan
 
+class StepLog:
+    """What a yard did since the step began: the yard's watcher. Make it first, give it to the yard, then to a Meter.
 
-@dataclass
-class Flown:
-    """One exchange, as this rank saw it."""
+    Planning is what lies between the counts and the plan: placement, assignment and schedule.
+    """
 
-    plan: Plan
-    backward: bool
-    began: float
-    ended: float
-    marks: list[Mark] = field(repr=False)
+    def __init__(self) -> None:
+        self.flown: list[Flown] = []
+        self.spans: list[tuple[str, float, float]] = []  # kind, begin, end; for the picture of a step
+        self.plan_s = self.wait_s = 0.0
+        self._agreed: float | None = None
+
+    def agreed(self, kind: str, began: float, ended: float) -> None:
+        self._agreed = ended
+        self.wait_s += ended - began
+        self.spans.append(("wait", began, ended))
+
+    def planned(self, plan: Plan, began: float, ended: float) -> None:
+        if self._agreed is not None:
+            began, self._agreed = self._agreed, None
+        self.plan_s += ended - began
+        self.spans.append(("plan", began, ended))
+
+    def exchanged(self, flown: Flown) -> None:
+        self.flown.append(flown)
+
+    def clear(self) -> None:
+        self.flown.clear()
+        self.spans.clear()
+        self.plan_s = self.wait_s = 0.0
 
 
 class Meter:
-    """Watches a yard. `begin()`, run the step, `end(...)`: the step's metrics, the same on every rank.
+    """Metrics of a yard that `log` watches. `begin()`, run the step, `end(...)`: the step's metrics, the same on every rank.
 
     exchange: from the last rank's arrival at an exchange to the last rank's end, added up. wait: what a rank waits for
     the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank.
     """
 
-    def __init__(self, yard: Yard, row_bytes: int) -> None:
-        self.yard, self.row_bytes = yard, row_bytes
+    def __init__(self, yard: Yard, log: StepLog, row_bytes: int) -> None:
+        self.yard, self.log, self.row_bytes = yard, log, row_bytes
         self.offsets = clock_offsets(yard)
-        self.flown: list[Flown] = []
-        self.spans: list[tuple[str, float, float]] = []  # kind, begin, end; for the picture of a step
-        self._plan_s = self._wait_s = 0.0
-        self._agreed: float | None = None
         self._began = 0.0
         self._bounds: dict[int, float] = {}
-        yard.recorder = lambda *exchange: self.flown.append(Flown(*exchange))
-        self._wrap("agree", self._agree)
-        self._wrap("plan", self._plan)
-
-    def _wrap(self, name: str, timed: Callable[..., Any]) -> None:
-        """The yard's own method, timed: planning is what lies between the counts and the plan."""
-        original = getattr(self.yard, name)
-        setattr(self.yard, name, lambda *a, **k: timed(original, *a, **k))
-
-    def _agree(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        values = original(*arguments, **named)
-        self._agreed = time.monotonic()
-        self._wait_s += self._agreed - began
-        self.spans.append(("wait", began, self._agreed))
-        return values
-
-    def _plan(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        began = time.monotonic() if self._agreed is None else self._agreed
-        self._agreed = None
-        plan = original(*arguments, **named)
-        ended = time.monotonic()
-        self._plan_s += ended - began
-        self.spans.append(("plan", began, ended))
-        return plan
 
     def begin(self) -> None:
         """All ranks together."""
-        self.flown.clear()
-        self.spans.clear()
         self.yard.control.gather(np.zeros(1, np.int64))
-        self._plan_s = self._wait_s = 0.0
+        self.log.clear()
         self._began = time.monotonic()
 
     def since_begin(self) -> float:
@@ -88,14 +75,12 @@ class Meter:
 
     def forget(self) -> None:
         """The step is repeated: only its second try counts, but for the iteration's own time."""
-        self.flown.clear()
-        self.spans.clear()
-        self._plan_s = self._wait_s = 0.0
+        self.log.clear()
 
     def end(self, loss_share: float, tokens: int, stop: bool = False) -> dict[str, Any]:
         """Metrics of the step just done. `stop`: true on all ranks if it is on any."""
-        mine = [self._began, time.monotonic(), self._plan_s, self._wait_s]
-        mine += [t for one in self.flown for t in (one.began, one.ended)]
+        mine = [self._began, time.monotonic(), self.log.plan_s, self.log.wait_s]
+        mine += [t for one in self.log.flown for t in (one.began, one.ended)]
         offset = self.offsets[self.yard.rank]
         times = np.array(mine)
         times[:2] -= offset
@@ -110,9 +95,9 @@ class Meter:
         arrived, ended = spans[:, :, 0].max(axis=0), spans[:, :, 1].max(axis=0)
         exchange = float((ended - arrived).sum())
         wait = float((arrived - spans[:, :, 0]).mean(axis=0).sum() + seconds[:, 3].mean())
-        least = sum(self._bound(one.plan) for one in self.flown)
+        least = sum(self._bound(one.plan) for one in self.log.flown)
         loads = [
-            one.plan.traffic.rows.sum(axis=0) for one in self.flown
+            one.plan.traffic.rows.sum(axis=0) for one in self.log.flown
             if not one.backward and one.plan.traffic.row_bytes == self.row_bytes
         ]  # fmt: skip
         loads = loads[
@@ -150,13 +135,13 @@ class Meter:
         cluster = self.yard.cluster
         shape = (cluster.nodes, cluster.nics_per_node)
         out, into = np.zeros(shape), np.zeros(shape)
-        if self.yard.collective is not None:
-            for one in self.flown:
+        if self.yard.options.transport == "collective":
+            for one in self.log.flown:
                 moved: Any = one.plan.traffic.rows * (one.plan.traffic.row_bytes / self.row_bytes)
                 _add_gloo(cluster, moved.T if one.backward else moved, out, into)
             return {"out": out.round().astype(np.int64), "in": into.round().astype(np.int64)}
         node = self.yard.rank // cluster.ranks_per_node
-        for one in self.flown:
+        for one in self.log.flown:
             weight = one.plan.traffic.row_bytes / self.row_bytes
             for _, peer, rows, sent, _, _ in one.marks:
                 rail = (self.yard.channels.send_to if sent else self.yard.channels.receive_from)[peer].rail
@@ -171,12 +156,13 @@ class Meter:
     def timeline(self) -> tuple[Timeline, Any] | None:
         """(measured course, schedule) of the step's largest dispatch, on rank 0; every rank calls this."""
         sizes = [
-            int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0 for one in self.flown
+            int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0
+            for one in self.log.flown
         ]
         heard = self.yard.control.gather(np.array(sizes, np.int64)).max(axis=0)
         if not heard.any():
             return None
-        one = self.flown[int(np.argmax(heard))]
+        one = self.log.flown[int(np.argmax(heard))]
         marks = self._gather_marks(one)
         if self.yard.rank:
             return None
@@ -184,14 +170,12 @@ class Meter:
 
     def step_spans(self, accelerator: Any) -> list[list[tuple[str, float, float]]]:
         """By rank: (kind, begin, end) of what the last step did, in seconds since it began; every rank calls this."""
-        import torch.distributed as dist
-
         zero = float(self.yard.control.gather(np.array([int(self._began * 1e9)], np.int64)).max()) / 1e9
         offset = zero + float(self.offsets[self.yard.rank])
-        spans = list(self.spans)
+        spans = list(self.log.spans)
         if accelerator is not None:
             spans += [span for span in accelerator.spans if span[1] >= self._began]
-        for one in self.flown:
+        for one in self.log.flown:
             kind = "exchange" if one.plan.traffic.row_bytes == self.row_bytes else "gather"
             spans.append((kind, one.began, one.ended))
         mine = [
@@ -202,8 +186,6 @@ class Meter:
         return heard
 
     def _gather_marks(self, one: Flown) -> list[list[Mark]]:
-        import torch.distributed as dist
-
         heard: list[Any] = [None] * self.yard.size
         dist.all_gather_object(heard, one.marks, group=self.yard.control.group)
         return heard

@@ -72,6 +72,15 @@ def model_spec(config: Any, options: Options, cluster: Cluster) -> ModelSpec:
     Without an accelerator the guess is the network's own speed: a row is computed in the time a nic takes to carry it.
     """
     spec = ModelSpec.from_config(config, flops=1.0, dtype_bytes=4, tokens_per_rank=options.tokens)
-    rate = options.compute or cluster.scale_out.bandwidth / spec.row_bytes
-    flops = rate * spec.expert_flops
+    return _at_rate(config, options, options.compute or cluster.scale_out.bandwidth / spec.row_bytes)
+
+
+def emulated_spec(config: Any, options: Options) -> ModelSpec | None:
+    """The same for an emulated accelerator, whatever the cluster; None where none is asked for."""
+    return None if options.compute is None else _at_rate(config, options, options.compute)
+
+
+def _at_rate(config: Any, options: Options, rows_per_second: float) -> ModelSpec:
+    spec = ModelSpec.from_config(config, flops=1.0, dtype_bytes=4, tokens_per_rank=options.tokens)
+    flops = rows_per_second * spec.expert_flops
     return ModelSpec.from_config(config, flops=flops, dtype_bytes=4, tokens_per_rank=options.tokens)

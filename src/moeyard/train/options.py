@@ -13,7 +13,7 @@ from moeyard.errors import MoeyardError, UnknownName
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (
         "expert parallelism by all_to_all_single, experts at home",
-        {"scheduler": "direct", "planner": "static", "policy": "home"},
+        {"scheduler": "direct", "planner": "static", "policy": "home", "transport": "collective"},
     ),
     "direct": (
         "each row on its destination's rail, experts at home",

@@ -11,6 +11,7 @@ from torch import nn
 from moeyard.arrays import FloatArray
 from moeyard.errors import InvalidDemand
 from moeyard.formats.traces import find_trace
+from moeyard.runtime import expert_modules
 from moeyard.trace import Trace
 
 
@@ -48,8 +49,6 @@ class Skew:
     """Replaces the experts that the routers of a model choose; their weights stay, so routers still learn."""
 
     def __init__(self, model: nn.Module, source: str, rank: int, seed: int) -> None:
-        from moeyard.runtime import expert_modules
-
         self.step = 0
         self._key = (seed, rank)
         trace = find_trace(source)

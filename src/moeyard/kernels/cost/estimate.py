@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeyard.kernels.common.csr import grouped, pointers
+from moeyard.kernels.common.law import factor
 from moeyard.kernels.compile import kernel
 
 MANY = 16  # messages on a port that are followed one by one
 
 
-@kernel(inline="always")
-def factor(flows, loss, knee, ceiling):
-    return min(ceiling, 1.0 + loss * max(0.0, flows - knee))
-
-
 @kernel
-def integrate(count, size, most, weight, law):
+def integrate(count, size, most, law):
     """Replace size[b] by the time when a port of capacity 1 is through with the flows of bin b, all started together.
 
-    Bin b holds count[b] flows of sizes from most * (b / top)**2, size[b] in all; each counts for `weight` flows. While bin
+    Bin b holds count[b] flows of sizes from most * (b / top)**2, size[b] in all. While bin
     b is served, those above it send a full width more, its own members their mean part of it.
     """
     top = len(count) - 1
@@ -33,19 +30,18 @@ def integrate(count, size, most, weight, law):
     for b in range(top + 1):
         above = most * ((b + 1) / top) ** 2
         work = (flows - count[b]) * (above - edge) + size[b] - count[b] * edge
-        now += work * factor((flows - 0.5 * count[b]) * weight, law[0], law[1], law[2])
+        now += work * factor(flows - 0.5 * count[b], law)
         flows -= count[b]
         size[b] = now
         edge = above
 
 
 @kernel
-def _share(seconds, ids, begin, end, solo, weight, law, bins):
+def _share(seconds, ids, begin, end, solo, law, bins):
     """Raise seconds[e] of the messages ids[begin:end] of one port to when each is through, all starting together.
 
-    solo[e]: its time alone; each counts for `weight` flows. Many messages are sorted into `bins` by size, few exactly.
+    solo[e]: its time alone. Many messages are sorted into `bins` by size, few exactly.
     """
-    loss, knee, ceiling = law
     n = end - begin
     if n <= 12:
         for i in range(begin + 1, end):  # insertion sort by size
@@ -59,7 +55,7 @@ def _share(seconds, ids, begin, end, solo, weight, law, bins):
         for i in range(begin, end):
             e = ids[i]
             flows = end - i
-            now += (solo[e] - sent) * flows * factor(flows * weight, loss, knee, ceiling)
+            now += (solo[e] - sent) * flows * factor(flows, law)
             sent = solo[e]
             seconds[e] = max(seconds[e], now)
         return
@@ -74,35 +70,24 @@ def _share(seconds, ids, begin, end, solo, weight, law, bins):
         b = int(np.sqrt(solo[ids[i]] / most) * top)
         bins[0, b] += 1
         bins[1, b] += solo[ids[i]]
-    integrate(bins[0], bins[1], most, weight, law)
+    integrate(bins[0], bins[1], most, law)
     for i in range(begin, end):
         e = ids[i]
         seconds[e] = max(seconds[e], bins[1, int(np.sqrt(solo[e] / most) * top)])
 
 
 @kernel
-def _share_all(lo, hi, port, ports, seconds, solo, weight, law):
-    """`_share` for every port among entries lo..hi; port -1 is none."""
-    count = np.zeros(ports + 1, np.int64)
-    for e in range(lo, hi):
-        if port[e] >= 0:
-            count[port[e] + 1] += 1
-    for p in range(ports):
-        count[p + 1] += count[p]
-    ids = np.empty(count[ports], np.int64)
-    at = count[:-1].copy()
-    for e in range(lo, hi):
-        if port[e] >= 0:
-            ids[at[port[e]]] = e
-            at[port[e]] += 1
+def _share_all(lo, hi, port, ports, seconds, solo, law):
+    """`_share` for every port among entries lo..hi."""
+    count, ids = grouped(port, lo, hi, ports)
     bins = np.zeros((2, 33))
     for p in range(ports):
         if count[p] < count[p + 1]:
-            _share(seconds, ids, count[p], count[p + 1], solo, weight, law, bins)
+            _share(seconds, ids, count[p], count[p + 1], solo, law, bins)
 
 
 @kernel
-def shared_by_many(ids, start, latency, solo, loss, knee, ceiling, due, heap, through):
+def shared_by_many(ids, start, latency, solo, law, due, heap, through):
     """`staggered` for one port and many messages, sorted by arrival.
 
     All that are on the port have been served alike since they came, so each is through when what every one of them has got
@@ -111,7 +96,7 @@ def shared_by_many(ids, start, latency, solo, loss, knee, ceiling, due, heap, th
     now, served, come, n = 0.0, 0.0, 0, 0
     while come < len(ids) or n > 0:
         arrival = start[ids[come]] + latency[ids[come]] if come < len(ids) else np.inf
-        each = n * factor(n, loss, knee, ceiling)  # seconds for one of each
+        each = n * factor(n, law)  # seconds for one of each
         if n == 0 or arrival <= now + (due[heap[0]] - served) * each:
             if n > 0:
                 served += max(0.0, arrival - now) / each
@@ -146,14 +131,12 @@ def staggered(lo, hi, order, port, ports, start, solo, latency, contended, law, 
     """Raise through[e] to when e's port is through with it, for messages lo..hi that start at different times; `order`: by arrival,
     counted from lo. They share it fairly from start to end.
     """
-    loss, knee, ceiling = law
     if not contended:
-        loss = 0.0
+        law = (0.0, law[1], law[2])
     count = np.zeros(ports + 1, np.int64)
     for e in range(lo, hi):
         count[port[e] + 1] += 1
-    for p in range(ports):
-        count[p + 1] += count[p]
+    pointers(count)
     ids = np.empty(hi - lo, np.int64)
     at = count[:-1].copy()
     for e in order:
@@ -164,7 +147,7 @@ def staggered(lo, hi, order, port, ports, start, solo, latency, contended, law, 
     for p in range(ports):
         first, last = count[p], count[p + 1]
         if last - first > MANY:
-            shared_by_many(ids[first:last], start, latency, solo, loss, knee, ceiling, due, heap, through)
+            shared_by_many(ids[first:last], start, latency, solo, law, due, heap, through)
             continue
         now, active, come = 0.0, 0, 0
         for i in range(last - first):
@@ -177,7 +160,7 @@ def staggered(lo, hi, order, port, ports, start, solo, latency, contended, law, 
             for i in range(come):
                 if owed[i] >= 0.0:
                     least = min(least, owed[i])
-            each = active * factor(active, loss, knee, ceiling)  # seconds for one of each
+            each = active * factor(active, law)  # seconds for one of each
             if active == 0 or arrival <= now + least * each:
                 if active > 0:
                     for i in range(come):
@@ -235,9 +218,7 @@ def makespan(
             staggered(lo, hi, order, out_port, ports, start, solo, latency, contended[lo], law, through)
             staggered(lo, hi, order, in_port, ports, start, solo, latency, contended[lo], law, through)
         for e in range(lo, hi):
-            finish = start[e] + seconds[e]
-            if through[e] > 0.0:
-                finish = min(finish, through[e])
+            finish = through[e] if through[e] > 0.0 else start[e] + seconds[e]
             last = max(last, finish)
             if row[s] >= 0:
                 done[row[s], src[e]] = max(done[row[s], src[e]], finish)
@@ -248,30 +229,22 @@ def makespan(
 
 
 @kernel
-def message_seconds(
-    stage_ptr, out_port, in_port, wan_out, wan_in, solo, wan_solo, flows, latency, ports, contended, law
-):
-    """Seconds of each message from its start, within its stage. contended[e]: the law holds on its first two ports;
-    on wan ports it counts for `flows`."""
+def message_seconds(stage_ptr, out_port, in_port, solo, latency, ports, contended, law):
+    """Seconds of each message from its start, within its stage. contended[e]: the law holds on its ports."""
     free = (0.0, law[1], law[2])
     seconds = np.zeros(len(solo))
     used = np.full(ports, -1, np.int64)
     for s in range(len(stage_ptr) - 1):
         lo, hi = stage_ptr[s], stage_ptr[s + 1]
         alone = True
-        wan = False
         for e in range(lo, hi):
             alone &= used[out_port[e]] != s and used[in_port[e]] != s
             used[out_port[e]], used[in_port[e]] = s, s
-            wan |= wan_out[e] >= 0
             seconds[e] = solo[e]
         if lo < hi and not alone:
             cost = law if contended[lo] else free
-            _share_all(lo, hi, out_port, ports, seconds, solo, 1.0, cost)
-            _share_all(lo, hi, in_port, ports, seconds, solo, 1.0, cost)
-        if wan:
-            _share_all(lo, hi, wan_out, ports, seconds, wan_solo, flows, law)
-            _share_all(lo, hi, wan_in, ports, seconds, wan_solo, flows, law)
+            _share_all(lo, hi, out_port, ports, seconds, solo, cost)
+            _share_all(lo, hi, in_port, ports, seconds, solo, cost)
     return seconds + latency
 
 
@@ -309,7 +282,7 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                     ids[n] = f
                     n += 1
             if n > 0:
-                _share(through, ids, 0, n, solo, 1.0, law, bins)
+                _share(through, ids, 0, n, solo, law, bins)
                 at_once = max(at_once, through.max() + latency)
     ready, then = np.zeros(nodes), np.zeros(nodes)
     for s in range(1, nodes):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.compile import kernel
-from moeyard.kernels.cost.estimate import factor, message_seconds, staggered
+from moeyard.kernels.cost.estimate import message_seconds, staggered
 from moeyard.kernels.lanes.lanes import UNIT, quotas
 
 WIDE = 16  # nodes up to which every rank may keep a time of its own
@@ -122,11 +122,10 @@ def _few_rows(m_lo, m_hi, nics):
 
 @kernel
 def _wire_rows(
-    stages, rows_NN, lane, pair_ptr, messages, rates, latencies, nodes_per_dc, law, lanes, first_NN, to_NNM, weight_NNM
+    stages, rows_NN, lane, pair_ptr, messages, rates, latencies, law, lanes, first_NN, to_NNM, weight_NNM
 ):  # fmt: skip
     """Wire messages sorted by stage (`ptr`), each lane of one by itself if `lanes`: see WIRE; the time on the wire alone, the latency,
-    and the time from start to end within its stage. Last, whether it leaves its datacenter, and how long the busiest wan port needs
-    for all its rows in turn."""
+    and the time from start to end within its stage."""
     m_stage, m_lo, m_hi = messages[0], messages[1], messages[2]
     nodes, nics = len(rows_NN), to_NNM.shape[2]
     each = nics if lanes else 1  # ports of a node, a way
@@ -137,12 +136,10 @@ def _wire_rows(
     for s in range(stages):
         ptr[s + 1] += ptr[s]
     at, n = ptr[:-1].copy(), ptr[stages]
-    wire, wan = np.empty((WIRE, n), np.int64), np.full((2, n), -1, np.int64)
-    solo, wan_solo, latency, busy = np.empty(n), np.empty(n), np.empty(n), np.zeros(2 * nodes)
+    wire, solo, latency = np.empty((WIRE, n), np.int64), np.empty(n), np.empty(n)
     for k in range(nodes):
         for f in range(nodes):
             begin, stop, total = pair_ptr[k * nodes + f], pair_ptr[k * nodes + f + 1], rows_NN[k, f]
-            far = k // nodes_per_dc != f // nodes_per_dc
             if lanes and begin < stop:
                 quotas(total, weight_NNM[k, f], first_NN[k, f], quota)
             for m in range(begin, stop):
@@ -159,27 +156,20 @@ def _wire_rows(
                     wire[LEAVES, e] = k * each + l
                     wire[ENTERS, e] = (nodes + f) * each + (to_NNM[k, f, l] if lanes else 0)
                     solo[e] = rows * slow * rates[1]
-                    latency[e] = latencies[2] if far else latencies[1]
-                    wan_solo[e] = rows * rates[2]
-                    if far:
-                        out, in_ = k // nodes_per_dc, nodes + f // nodes_per_dc
-                        busy[out] += wan_solo[e]
-                        busy[in_] += wan_solo[e]
-                        wan[0, e], wan[1, e] = 2 * nodes * each + out, 2 * nodes * each + in_
+                    latency[e] = latencies[1]
     if lanes:  # those without rows leave gaps
         end = 0
         for s in range(stages):
             begin, stop, ptr[s] = ptr[s], at[s], end
             for e in range(begin, stop):
-                wire[:, end], wan[:, end] = wire[:, e], wan[:, e]
-                solo[end], wan_solo[end], latency[end] = solo[e], wan_solo[e], latency[e]
+                wire[:, end] = wire[:, e]
+                solo[end], latency[end] = solo[e], latency[e]
                 end += 1
         ptr[stages] = n = end
     seconds = message_seconds(
-        ptr, wire[LEAVES], wire[ENTERS], wan[0], wan[1], solo[:n], wan_solo[:n], float(nics // each), latency[:n],
-        2 * nodes * (each + 1), np.ones(n, np.bool_), law,
-    )  # fmt: skip
-    return ptr, wire, solo, latency, seconds, wan[0] >= 0, busy.max()
+        ptr, wire[LEAVES], wire[ENTERS], solo[:n], latency[:n], 2 * nodes * each, np.ones(n, np.bool_), law
+    )
+    return ptr, wire, solo, latency, seconds
 
 
 @kernel
@@ -224,7 +214,7 @@ def _wide_entry(rows, e, free, base, inside, u, rest, lat_up, row_up, finish):
 @kernel
 def lanes_makespan(
     local, rows_NN, loads, stages, local_stage, after_ptr, after, pair_ptr, messages, rates,
-    latencies, nodes_per_dc, law, first_NN, to_NNM, weight_NNM, carrier,
+    latencies, law, first_NN, to_NNM, weight_NNM, carrier,
 ):  # fmt: skip
     """Seconds until the last row of the lanes form has arrived. One long loop over the stages: array arguments of a call would
     cost more than what is in it."""
@@ -239,8 +229,8 @@ def lanes_makespan(
     rows = _up_rows(
         rows_NN, loads, pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, wide, per
     )
-    ptr, wire, solo, latency, seconds, far, wan = _wire_rows(
-        stages, rows_NN, loads[7], pair_ptr, messages, rates, latencies, nodes_per_dc, law, few, first_NN, to_NNM, weight_NNM
+    ptr, wire, solo, latency, seconds = _wire_rows(
+        stages, rows_NN, loads[7], pair_ptr, messages, rates, latencies, law, few, first_NN, to_NNM, weight_NNM
     )  # fmt: skip
     pairs = np.zeros(stages, np.int64)  # wire messages of a stage, lanes together
     for m in range(len(m_stage)):
@@ -265,9 +255,7 @@ def lanes_makespan(
     finish = np.zeros(per)
     begun, ended, more = np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per))  # the rows inside nodes
     start, through = np.zeros(len(solo)), np.zeros(len(solo))
-    last = (
-        wan * factor(nics, law[0], law[1], law[2]) + latencies[2] if wan > 0.0 else 0.0
-    )  # one port, all its rows
+    last = 0.0
     for s in range(stages):
         if ptr[s] == ptr[s + 1] and first[s] < 0 and s != local_stage:
             continue  # no lane got a row
@@ -317,7 +305,7 @@ def lanes_makespan(
                 staggered(lo, hi, order, wire[ENTERS], ports, start, solo, latency, True, law, through)
             for e in range(lo, hi):
                 u, v, lane = wire[SRC, e], wire[DST, e], wire[LANE, e]
-                takes = through[e] - start[e] if through[e] > 0.0 and not far[e] else seconds[e]
+                takes = through[e] - start[e] if through[e] > 0.0 else seconds[e]
                 x, y = kept + 2 * s * width, kept + (2 * s + 1) * width
                 if row[s] >= 0:
                     x, y = row[s] * every + u * width, row[s] * every + v * width

@@ -1,4 +1,7 @@
-"""The start rule as a graph: which messages, and which joins between them, wait for which."""
+"""The start rule as a graph: which messages, and which joins between them, wait for which.
+
+Called by `sim.flow.message_operations`. Letters: M messages, P parts (one rank's share of one stage), m and p one of them.
+"""
 
 from __future__ import annotations
 

@@ -1,92 +1,67 @@
 """Links shared max-min fairly by what flows on them, kept up to date as flows come and go.
 
-Layout: L links, S slots (one per operation now flowing), H hops (path length). Only the part of the network that a
-change can reach is solved again.
+`share_again` is called by `run`; all else serves it. Only the part of the network that a change can reach is solved again.
+Letters and types: see `state`.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from moeyard.kernels.common.heap import pop, push, sink
 from moeyard.kernels.compile import kernel
+from moeyard.kernels.flow.state import (
+    ACTIVE,
+    COME,
+    FAN,
+    FREE,
+    GONE,
+    HIGH,
+    HOP_BITS,
+    LEFT,
+    MAX_HOPS,
+    MOST,
+    NEXT,
+    RATE,
+    SHARINGS,
+    SINCE,
+    SOLVED,
+    WIDE,
+)
 
 SAME_LEVEL = 1e-10  # shares this close are one level: rounding must not tear symmetric flows apart
 SAME_TIME = 1e-12  # likewise for instants
-FAN = 64  # width of the tree of minima over slots
-HOP_BITS = 3  # a flow's entry in a link's list is slot << HOP_BITS | hop
-MAX_HOPS = 1 << HOP_BITS
-RATE, NEXT, LEFT, SINCE = range(4)  # of a slot: see Slots.now_SK
 FEW = 8  # changed links up to which it pays to look how far a change can reach
 
 
-class Net(NamedTuple):
-    """What the links are, and what flows on them now."""
-
-    capacity_L: np.ndarray
-    contended_L: np.ndarray
-    law: np.ndarray  # loss, knee, ceiling
-    load_L: np.ndarray  # flows on the link (the sum of their weights)
-    level_L: np.ndarray  # the rate its unthrottled flows get; inf where it is not full
-    ptr_L: np.ndarray  # its part of `flows`
-    len_L: np.ndarray
-    flows: np.ndarray  # slot << HOP_BITS | hop
-    spare_L: np.ndarray  # scratch: capacity not yet given out
-    open_L: np.ndarray  # scratch: weight not yet given a rate
-    seen_L: np.ndarray
-    links: np.ndarray  # scratch: links of the part being solved
-    heap_t: np.ndarray
-    heap_i: np.ndarray
-
-
-class Slots(NamedTuple):
-    """What flows now, one slot each."""
-
-    op_S: np.ndarray
-    hop_SH: np.ndarray  # links, -1 where the path is shorter
-    weight_SH: np.ndarray
-    unit: bool  # all weights are 1
-    place_SH: np.ndarray  # where in Net.flows
-    # RATE (-1: none yet), NEXT: the rate about to be given (-1: being worked out; else as RATE), LEFT: bytes left
-    # at SINCE. Side by side, for the sake of the cache.
-    now_SK: np.ndarray
-    end_S: np.ndarray
-    slots: np.ndarray  # scratch: slots of the part being solved
-    free: np.ndarray  # a stack of slots to use again
-    min1: np.ndarray  # minima of FAN ends
-    min2: np.ndarray  # minima of FAN * FAN ends
+@kernel(nogil=True)
+def capacity(fabric, link, flows):
+    """Bytes per second of a link under the contention law while so many flows cross it."""
+    if not fabric.contended_L[link]:
+        return fabric.capacity_L[link]
+    over = max(0.0, flows - fabric.law[1])
+    return fabric.capacity_L[link] / min(fabric.law[2], 1.0 + fabric.law[0] * over)
 
 
 @kernel(nogil=True)
-def _capacity(net, link):
-    """Bytes per second of a link under the contention law, with what flows on it now."""
-    if not net.contended_L[link]:
-        return net.capacity_L[link]
-    over = max(0.0, net.load_L[link] - net.law[1])
-    return net.capacity_L[link] / min(net.law[2], 1.0 + net.law[0] * over)
-
-
-@kernel(nogil=True)
-def _join(net, slots, slot, op, path_ptr, path, weight, size):
+def _join(net, slots, slot, ops, op):
     """Put an operation on its links."""
     slots.op_S[slot] = op
     slots.now_SK[slot, RATE] = -1.0
     slots.now_SK[slot, NEXT] = 0.0
-    slots.now_SK[slot, LEFT] = size
+    slots.now_SK[slot, LEFT] = ops.size[op]
     for h in range(slots.hop_SH.shape[1]):
-        e = path_ptr[op] + h
-        if e >= path_ptr[op + 1]:
+        e = ops.path_ptr[op] + h
+        if e >= ops.path_ptr[op + 1]:
             slots.hop_SH[slot, h] = -1
             continue
-        link = path[e]
+        link = ops.path[e]
         slots.hop_SH[slot, h] = link
-        slots.weight_SH[slot, h] = weight[e]
+        slots.weight_SH[slot, h] = ops.weight[e]
         slots.place_SH[slot, h] = net.len_L[link]
         net.flows[net.ptr_L[link] + net.len_L[link]] = slot << HOP_BITS | h
         net.len_L[link] += 1
-        net.load_L[link] += weight[e]
+        net.load_L[link] += ops.weight[e]
 
 
 @kernel(nogil=True)
@@ -106,12 +81,12 @@ def _leave(net, slots, slot):
 
 
 @kernel(nogil=True)
-def _fill_level(net, slots, link):
+def _fill_level(fabric, net, slots, link):
     """The level at which a link fills up if its flows keep below their present rates, inf if it does not."""
     first, last = net.ptr_L[link], net.ptr_L[link] + net.len_L[link]
     level = 0.0
     while True:  # the level only rises: flows found below it stay below it
-        spare, wide = _capacity(net, link), 0.0
+        spare, wide = capacity(fabric, link, net.load_L[link]), 0.0
         for k in range(first, last):
             slot, h = net.flows[k] >> HOP_BITS, net.flows[k] & (MAX_HOPS - 1)
             rate = slots.now_SK[slot, RATE]
@@ -129,36 +104,35 @@ def _fill_level(net, slots, link):
 
 
 @kernel(nogil=True)
-def _floor(net, slots, dirty):
-    """Below this rate nothing changes when the flows of the `dirty` links have changed.
+def _floor(fabric, net, slots, dirty):
+    """Below this rate nothing changes when the flows of the first `dirty` of net.dirty have changed.
 
     Filling all links up from zero goes as before until the first of the changed links fills up, or used to.
     """
-    if len(dirty) > FEW:
+    if dirty > FEW:
         return 0.0
     floor = np.inf
-    for link in dirty:
-        floor = min(floor, net.level_L[link], _fill_level(net, slots, link))
+    for k in range(dirty):
+        floor = min(floor, net.level_L[net.dirty[k]], _fill_level(fabric, net, slots, net.dirty[k]))
     return floor * (1.0 - 10.0 * SAME_LEVEL)
 
 
 @kernel(nogil=True)
-def _reach(net, slots, dirty, mark, floor):
-    """The links and slots that a change on the `dirty` links can reach: (links, slots).
+def _reach(fabric, net, slots, dirty, mark, floor):
+    """The links and slots that a change on the first `dirty` of net.dirty can reach: (links, slots).
 
     Flows slower than `floor` keep their rates, and are only charged to their links.
     """
     hops = slots.hop_SH.shape[1]
-    links, found = 0, 0
-    for link in dirty:
-        net.seen_L[link] = mark
-        net.links[links] = link
-        links += 1
+    links, found = dirty, 0
+    for k in range(dirty):
+        net.seen_L[net.dirty[k]] = mark
+        net.links[k] = net.dirty[k]
     at = 0
     while at < links:
         link = net.links[at]
         at += 1
-        spare, wide = _capacity(net, link), 0.0
+        spare, wide = capacity(fabric, link, net.load_L[link]), 0.0
         first = net.ptr_L[link]
         for k in range(first, first + net.len_L[link]):
             slot = net.flows[k] >> HOP_BITS
@@ -185,14 +159,14 @@ def _reach(net, slots, dirty, mark, floor):
 
 
 @kernel(nogil=True)
-def _take_all(net, slots, high, mark, floor):
+def _take_all(fabric, net, slots, high, mark, floor):
     """As _reach, but every link and every slot not slower than `floor`, in one pass through memory."""
     hops = slots.hop_SH.shape[1]
-    links, found = len(net.capacity_L), 0
+    links, found = len(net.load_L), 0
     for link in range(links):
         net.seen_L[link] = mark
         net.links[link] = link
-        net.spare_L[link], net.open_L[link] = _capacity(net, link), 0.0
+        net.spare_L[link], net.open_L[link] = capacity(fabric, link, net.load_L[link]), 0.0
         if net.level_L[link] >= floor:
             net.level_L[link] = np.inf
     for slot in range(high):
@@ -307,45 +281,72 @@ def _settle(slots, found, now):
 
 
 @kernel(nogil=True)
-def share_again(net, slots, free, high, gone, come, path_ptr, path, weight, size, now, mark, all_):
-    """Take `gone` slots off, put `come` operations on, and share the links anew: (free slots, high, slots solved).
-
-    `all_`: look at all that flows; else only at what the change can reach. The rates are the same.
-    """
-    hops = slots.hop_SH.shape[1]
-    dirty = np.empty((len(gone) + len(come)) * hops, np.int64)
-    n = 0
-    for slot in gone:
-        for h in range(hops):
+def _exchange(ops, net, slots, tally, mark):
+    """Take slots that have gone off their links, put operations that have come on theirs: how many links that changes."""
+    dirty = 0
+    for g in range(tally[GONE]):
+        slot = slots.gone[g]
+        for h in range(slots.hop_SH.shape[1]):
             link = slots.hop_SH[slot, h]
             if link >= 0 and net.seen_L[link] != -mark:
-                dirty[n] = link
+                net.dirty[dirty] = link
                 net.seen_L[link] = -mark
-                n += 1
+                net.idle_L[link], net.idle_from_L[link] = 0.0, 0.0
+                dirty += 1
         _leave(net, slots, slot)
-        slots.free[free] = slot
-        free += 1
-    for op in come:
-        if free:
-            free -= 1
-            slot = np.int64(slots.free[free])
+        slots.free[tally[FREE]] = slot
+        tally[FREE] += 1
+    for c in range(tally[COME]):
+        op = slots.come[c]
+        if tally[FREE]:
+            tally[FREE] -= 1
+            slot = np.int64(slots.free[tally[FREE]])
         else:
-            slot = high
-            high += 1
-        _join(net, slots, slot, op, path_ptr, path, weight, size[op])
-        for e in range(path_ptr[op], path_ptr[op + 1]):
-            if net.seen_L[path[e]] != -mark:
-                dirty[n] = path[e]
-                net.seen_L[path[e]] = -mark
-                n += 1
-    floor = _floor(net, slots, dirty[:n])
-    if all_:
-        links, found = _take_all(net, slots, high, mark, floor)
+            slot = tally[HIGH]
+            tally[HIGH] += 1
+        _join(net, slots, slot, ops, op)
+        for e in range(ops.path_ptr[op], ops.path_ptr[op + 1]):
+            link = ops.path[e]
+            if net.seen_L[link] != -mark:
+                net.dirty[dirty] = link
+                net.seen_L[link] = -mark
+                dirty += 1
+    return dirty
+
+
+@kernel(nogil=True)
+def share_again(ops, fabric, net, slots, tally, now):
+    """Carry out what has gone and come, and share the links anew from `now` on; how many slots were solved.
+
+    Every so often it looks only at what the change can reach; if that is most of what flows, it looks at all of it for
+    the next few times, in one pass through memory. The rates are the same.
+    """
+    again = tally[WIDE] == 0 or tally[SHARINGS] % 16 == 0
+    mark = tally[SHARINGS] + 1
+    dirty = _exchange(ops, net, slots, tally, mark)
+    floor = _floor(fabric, net, slots, dirty)
+    if again:
+        links, found = _reach(fabric, net, slots, dirty, mark, floor)
     else:
-        links, found = _reach(net, slots, dirty[:n], mark, floor)
+        links, found = _take_all(fabric, net, slots, tally[HIGH], mark, floor)
     _fill(net, slots, links, found)
     _settle(slots, found, now)
-    return free, high, found
+    tally[ACTIVE] += tally[COME] - tally[GONE]
+    if again:
+        tally[WIDE] = found * 8 > tally[ACTIVE]
+    tally[SHARINGS] += 1
+    tally[SOLVED] += found
+    tally[MOST] = max(tally[MOST], tally[ACTIVE])
+    return found
+
+
+@kernel(nogil=True)
+def _least(end_S, first):
+    """The least of FAN ends."""
+    low = end_S[first]
+    for s in range(first + 1, first + FAN):
+        low = min(low, end_S[s])
+    return low
 
 
 @kernel(nogil=True)
@@ -357,7 +358,7 @@ def earliest(slots, high):
             low = np.inf
             for b in range(c * FAN, (c + 1) * FAN):
                 if slots.min1[b] < 0.0:
-                    slots.min1[b] = slots.end_S[b * FAN : (b + 1) * FAN].min()
+                    slots.min1[b] = _least(slots.end_S, b * FAN)
                 low = min(low, slots.min1[b])
             slots.min2[c] = low
         if slots.min2[c] < t:
@@ -370,37 +371,3 @@ def earliest(slots, high):
                 if slots.end_S[s] == t:
                     return s
     return -1
-
-
-@kernel(nogil=True)
-def new_net(path_ptr, path, capacity, contended, law):
-    links = len(capacity)
-    ptr = np.zeros(links + 1, np.int64)
-    for e in range(len(path)):
-        ptr[path[e] + 1] += 1
-    for k in range(links):
-        ptr[k + 1] += ptr[k]
-    heap = 2 * links + 1
-    return Net(
-        capacity, contended, law, np.zeros(links), np.full(links, np.inf), ptr, np.zeros(links, np.int64),
-        np.empty(len(path), np.int32), np.zeros(links), np.zeros(links), np.zeros(links, np.int64),
-        np.empty(links, np.int64), np.empty(heap), np.empty(heap, np.int64),
-    )  # fmt: skip
-
-
-@kernel(nogil=True)
-def new_slots(path_ptr, weight):
-    flows, hops = 0, 1
-    for i in range(len(path_ptr) - 1):
-        length = path_ptr[i + 1] - path_ptr[i]
-        flows += length > 0
-        hops = max(hops, length)
-    unit = True
-    for w in weight:
-        unit &= w == 1.0
-    room = -(-max(1, flows) // (FAN * FAN)) * FAN * FAN
-    return Slots(
-        np.full(room, -1, np.int32), np.empty((room, hops), np.int32), np.empty((room, hops)), unit,
-        np.empty((room, hops), np.int32), np.zeros((room, 4)), np.full(room, np.inf), np.empty(room, np.int32),
-        np.empty(room, np.int32), np.full(room // FAN, np.inf), np.full(room // (FAN * FAN), np.inf),
-    )  # fmt: skip

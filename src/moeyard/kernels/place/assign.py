@@ -1,86 +1,99 @@
 """Rows of (src, expert) to hosts of the expert.
 
-Runs: int64 rows (src, expert, host, rows), sorted by the first three. Hosts of expert e: host_X[ptr_E[e]:ptr_E[e+1]],
-ascending. share_X: how many rows of its expert each of these hosts serves.
-Groups nest: own rank, node, datacenter, all; each is a contiguous range of ranks, given by its size.
+Called by `moeyard.assign` (runs) and `step.search` (sums). E experts, R ranks, K hosts of one expert, X hosts of all.
+Runs: int64 rows (src, expert, host, rows), sorted by the first three. share_X: how many rows of its expert each host serves.
+Where a whole (src, expert) goes to one host, a table says to which: to_ER. Where hosts have shares, an expert's rows are
+matched with them piece by piece; a piece is (src, host, rows), and a pair may come in several pieces.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from moeyard.kernels.common.sort import by_key
 from moeyard.kernels.compile import kernel
 
 
 @kernel
-def hosts_of(hosts_ER):
-    """(ptr_E, host_X) of a host table."""
+def to_own(home_E, hosts_ER):
+    """to_ER: a host serves its own rank's rows, the home all others."""
     experts, ranks = hosts_ER.shape
-    ptr = np.zeros(experts + 1, np.int64)
-    for e in range(experts):
-        n = 0
-        for r in range(ranks):
-            n += hosts_ER[e, r]
-        ptr[e + 1] = ptr[e] + n
-    host = np.empty(ptr[experts], np.int64)
-    x = 0
+    to = np.empty((experts, ranks), np.int64)
     for e in range(experts):
         for r in range(ranks):
-            if hosts_ER[e, r]:
-                host[x] = r
-                x += 1
-    return ptr, host
+            to[e, r] = r if hosts_ER[e, r] else home_E[e]
+    return to
 
 
 @kernel
-def assign_own(rows_RE, home_E, hosts_ER):
-    """A host serves its own rank's rows, the home all others."""
-    ranks, experts = rows_RE.shape
+def to_nearest(hosts, groups, ranks):
+    """to_ER: the nearest host: own rank, node, datacenter, any; among equals number src mod count, so that they share."""
+    ptr, host = hosts.ptr_E, hosts.host_X
+    experts = len(ptr) - 1
+    to = np.empty((experts, ranks), np.int64)
+    first_R, last_R = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
+    for e in range(experts):
+        if ptr[e + 1] - ptr[e] == 1:
+            for r in range(ranks):
+                to[e, r] = host[ptr[e]]
+            continue
+        for r in range(ranks):
+            first_R[r], last_R[r] = ptr[e], ptr[e + 1]
+        for size in (groups.datacenter, groups.node, 1):  # the smallest group with a host has the last word
+            x = ptr[e]
+            while x < ptr[e + 1]:
+                low = host[x] // size * size
+                last = x
+                while last < ptr[e + 1] and host[last] < low + size:
+                    last += 1
+                for r in range(low, low + size):
+                    first_R[r], last_R[r] = x, last
+                x = last
+        for r in range(ranks):
+            to[e, r] = host[first_R[r] + r % (last_R[r] - first_R[r])]
+    return to
+
+
+@kernel
+def runs_to(rows_ER, to_ER):
+    """Runs of a table."""
+    experts, ranks = rows_ER.shape
     n = 0
-    for r in range(ranks):
-        for e in range(experts):
-            n += rows_RE[r, e] > 0
+    for e in range(experts):
+        for r in range(ranks):
+            n += rows_ER[e, r] > 0
     runs = np.empty((4, n), np.int64)
     n = 0
     for r in range(ranks):
         for e in range(experts):
-            if rows_RE[r, e] > 0:
-                host = r if hosts_ER[e, r] else home_E[e]
-                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, host, rows_RE[r, e]
+            if rows_ER[e, r] > 0:
+                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, to_ER[e, r], rows_ER[e, r]
                 n += 1
     return runs
 
 
 @kernel
-def assign_nearest(rows_RE, ptr_E, host_X, node_size, datacenter_size):
-    """The nearest host: own rank, node, datacenter, any; among equals number src mod count, so that they share."""
-    ranks, experts = rows_RE.shape
-    n = 0
-    for r in range(ranks):
-        for e in range(experts):
-            n += rows_RE[r, e] > 0
-    runs = np.empty((4, n), np.int64)
-    n = 0
-    sizes = (1, node_size, datacenter_size, ranks)
-    for r in range(ranks):
-        for e in range(experts):
-            if rows_RE[r, e] == 0:
-                continue
-            first = last = ptr_E[e]
-            for size in sizes:
-                low = r // size * size
-                first = ptr_E[e]
-                while first < ptr_E[e + 1] and host_X[first] < low:
-                    first += 1
-                last = first
-                while last < ptr_E[e + 1] and host_X[last] < low + size:
-                    last += 1
-                if last > first:
-                    break
-            host = host_X[first + r % (last - first)]
-            runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, host, rows_RE[r, e]
-            n += 1
-    return runs
+def sums_to(rows_ER, to_ER):
+    """rows[src, host] of a table."""
+    experts, ranks = rows_ER.shape
+    into_RR = np.zeros((ranks, ranks), np.int64)  # [host, src]: contiguous where a host serves many sources
+    for e in range(experts):
+        for r in range(ranks):
+            into_RR[to_ER[e, r], r] += rows_ER[e, r]
+    return turned(into_RR)
+
+
+@kernel
+def turned(rows_RR):
+    """The transpose, contiguous."""
+    ranks = len(rows_RR)
+    out = np.empty((ranks, ranks), np.int64)
+    for a in range(ranks):
+        for b in range(ranks):
+            out[b, a] = rows_RR[a, b]
+    return out
 
 
 @kernel
@@ -94,8 +107,33 @@ def even_shares(rows_E, ptr_E):
     return share
 
 
+class Desk(NamedTuple):
+    """Where one expert is matched: what is left of its sources and hosts, room to portion it out, and the pieces."""
+
+    left_R: np.ndarray
+    left_K: np.ndarray
+    take_R: np.ndarray
+    give_K: np.ndarray
+    pieces: np.ndarray  # [(src, host, rows), piece]
+
+
 @kernel
-def _portions(left, first, last, total, want, start, out):
+def desk_of(hosts, ranks):
+    """A desk large enough for every expert."""
+    most = np.int64(0)
+    for e in range(len(hosts.ptr_E) - 1):
+        most = max(most, hosts.ptr_E[e + 1] - hosts.ptr_E[e])
+    return Desk(
+        np.empty(ranks, np.int64),
+        np.empty(most, np.int64),
+        np.empty(ranks, np.int64),
+        np.empty(most, np.int64),
+        np.empty((3, 4 * (ranks + most)), np.int64),
+    )
+
+
+@kernel
+def portions(left, first, last, total, want, start, out):
     """out[i] <= left[i] for i in [first, last), in proportion to left, together `want` <= total."""
     budget = want
     ratio = want / total
@@ -111,214 +149,135 @@ def _portions(left, first, last, total, want, start, out):
 
 
 @kernel
-def _match(e, left_R, hosts, left_K, low, high, first, last, take, give, listed, found, runs, n, into_RR):
+def match(e, host_K, low, high, first, last, desk, n):
     """Match what is left of the sources in ranks [low, high) and of the hosts [first, last), each in proportion.
 
-    Appends runs if they are `listed`, else only adds to rows[host, src].
+    Adds to n pieces; how many there are then.
     """
-    rows = np.int64(0)
+    rows, room = np.int64(0), np.int64(0)
     for r in range(low, high):
-        rows += left_R[r]
-    room = np.int64(0)
+        rows += desk.left_R[r]
     for k in range(first, last):
-        room += left_K[k]
+        room += desk.left_K[k]
     moved = min(rows, room)
     if moved == 0:
         return n
-    _portions(left_R, low, high, rows, moved, e, take)
-    _portions(left_K, first, last, room, moved, e, give)
+    portions(desk.left_R, low, high, rows, moved, e, desk.take_R)
+    portions(desk.left_K, first, last, room, moved, e, desk.give_K)
     k = first
     for r in range(low, high):
-        left_R[r] -= take[r]
-        while take[r] > 0:
-            while give[k] == 0:
+        take = desk.take_R[r]
+        desk.left_R[r] -= take
+        while take > 0:
+            while desk.give_K[k] == 0:
                 k += 1
-            m = min(take[r], give[k])
-            take[r] -= m
-            give[k] -= m
-            left_K[k] -= m
-            if not listed:
-                into_RR[hosts[k], r] += m
-                continue
-            if found[r, k] < 0:
-                found[r, k] = n
-                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[k], 0
-                n += 1
-            runs[3, found[r, k]] += m
+            m = min(take, desk.give_K[k])
+            take -= m
+            desk.give_K[k] -= m
+            desk.left_K[k] -= m
+            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, host_K[k], m
+            n += 1
     return n
 
 
 @kernel
-def _stable_pass(keys, order, buckets):
-    """`order` re-ordered so that keys[order] ascends; equal keys keep their order."""
-    place = np.zeros(buckets + 1, np.int64)
-    for i in order:
-        place[keys[i] + 1] += 1
-    for b in range(buckets):
-        place[b + 1] += place[b]
-    out = np.empty(len(order), np.int64)
-    for i in order:
-        out[place[keys[i]]] = i
-        place[keys[i]] += 1
-    return out
-
-
-@kernel
-def _sorted_runs(runs, n, ranks, experts):
-    """The first n runs, sorted by (src, expert, host)."""
-    order = _stable_pass(runs[2], np.arange(n), ranks)
-    order = _stable_pass(runs[1], order, experts)
-    order = _stable_pass(runs[0], order, ranks)
-    out = np.empty((4, n), np.int64)
-    for at in range(n):
-        for c in range(4):
-            out[c, at] = runs[c, order[at]]
-    return out
-
-
-@kernel
-def _share_out(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, listed, runs, into_RR):
-    """`assign_shares`, as unsorted runs (how many: the answer) or as sums over experts."""
-    experts, ranks = rows_ER.shape
-    most = 0
-    for e in range(experts):
-        most = max(most, ptr_E[e + 1] - ptr_E[e])
-    n = 0
-    found = np.empty((ranks if listed else 0, most), np.int64)
-    left_R = np.empty(ranks, np.int64)
-    left_X = share_X.copy()
-    take = np.empty(ranks, np.int64)
-    give = np.empty(most, np.int64)
-    for e in range(experts):
-        hosts = host_X[ptr_E[e] : ptr_E[e + 1]]
-        if len(hosts) == 1:
-            if not listed:
-                for r in range(ranks):
-                    into_RR[hosts[0], r] += rows_ER[e, r]
-                continue
-            for r in range(ranks):
-                if rows_ER[e, r] > 0:
-                    runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, hosts[0], rows_ER[e, r]
-                    n += 1
-            continue
-        left_K = left_X[ptr_E[e] : ptr_E[e + 1]]
-        left = np.int64(0)
-        for r in range(ranks):
-            left_R[r] = rows_ER[e, r]
-            left += left_R[r]
-        if listed:
-            found[:, : len(hosts)] = -1
-        for k in range(len(hosts)):
-            r = hosts[k]
-            m = min(left_R[r], left_K[k])
-            if m == 0:
-                continue
-            left_R[r] -= m
-            left_K[k] -= m
-            left -= m
-            if listed:
-                found[r, k] = n
-                runs[0, n], runs[1, n], runs[2, n], runs[3, n] = r, e, r, m
-                n += 1
-            else:
-                into_RR[r, r] += m
-        if left == 0:
-            continue
-        for size in (node_size, datacenter_size, ranks):
-            first = 0
-            while first < len(hosts):
-                low = hosts[first] // size * size
-                last = first + 1
-                while last < len(hosts) and hosts[last] < low + size:
-                    last += 1
-                n = _match(
-                    e,
-                    left_R,
-                    hosts,
-                    left_K,
-                    low,
-                    low + size,
-                    first,
-                    last,
-                    take,
-                    give,
-                    listed,
-                    found,
-                    runs,
-                    n,
-                    into_RR,
-                )
-                first = last
-    return n
-
-
-@kernel
-def assign_shares(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size):
-    """Rows to hosts so that each host gets its share and as few rows as possible leave their rank, node, datacenter.
+def split(e, rows_ER, host_K, share_K, groups, desk):
+    """Pieces of expert e so that each host gets its share and as few rows as can be leave rank, node, datacenter; how many.
 
     Nearest groups are matched first, which is optimal because the groups nest; inside a group every source has the
     same part of the near room, so that no nic is favoured.
     """
-    experts, ranks = rows_ER.shape
-    room = 0
-    for e in range(experts):
-        k = ptr_E[e + 1] - ptr_E[e]
-        room += ranks if k == 1 else min(ranks * k, 4 * (ranks + k))
-    runs = np.empty((4, room), np.int64)
-    n = _share_out(
-        rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, True, runs, np.empty((0, 0), np.int64)
-    )
-    return _sorted_runs(runs, n, ranks, experts)
-
-
-@kernel
-def served_shares(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size):
-    """rows[src, host] of `assign_shares`."""
     ranks = rows_ER.shape[1]
+    left = np.int64(0)
+    for r in range(ranks):
+        desk.left_R[r] = rows_ER[e, r]
+        left += rows_ER[e, r]
+    n = np.int64(0)
+    for k in range(len(host_K)):
+        r = host_K[k]
+        m = min(desk.left_R[r], share_K[k])
+        desk.left_R[r] -= m
+        desk.left_K[k] = share_K[k] - m
+        left -= m
+        if m > 0:
+            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, r, m
+            n += 1
+    if left == 0:
+        return n
+    for size in (groups.node, groups.datacenter, ranks):
+        first = 0
+        while first < len(host_K):
+            low = host_K[first] // size * size
+            last = first + 1
+            while last < len(host_K) and host_K[last] < low + size:
+                last += 1
+            n = match(e, host_K, low, low + size, first, last, desk, n)
+            first = last
+    return n
+
+
+@kernel
+def share_sums(rows_ER, hosts, share_X, groups):
+    """rows[src, host] of hosts with shares."""
+    experts, ranks = rows_ER.shape
+    ptr = hosts.ptr_E
+    desk = desk_of(hosts, ranks)
     into_RR = np.zeros((ranks, ranks), np.int64)
-    no_runs = np.empty((4, 0), np.int64)
-    _share_out(rows_ER, ptr_E, host_X, share_X, node_size, datacenter_size, False, no_runs, into_RR)
-    return np.ascontiguousarray(into_RR.T)
-
-
-@kernel
-def served_own(rows_ER, home_E, hosts_ER):
-    """rows[src, host] of `assign_own`."""
-    experts, ranks = rows_ER.shape
-    rows_RR = np.zeros((ranks, ranks), np.int64)
     for e in range(experts):
-        for r in range(ranks):
-            rows_RR[r, r if hosts_ER[e, r] else home_E[e]] += rows_ER[e, r]
-    return rows_RR
-
-
-@kernel
-def served_nearest(rows_ER, ptr_E, host_X, node_size, datacenter_size):
-    """rows[src, host] of `assign_nearest`."""
-    experts, ranks = rows_ER.shape
-    into_RR = np.zeros((ranks, ranks), np.int64)  # [host, src]: contiguous in the inner loop
-    first_S = np.empty(ranks, np.int64)
-    last_S = np.empty(ranks, np.int64)
-    for e in range(experts):
-        if ptr_E[e + 1] - ptr_E[e] == 1:
-            host = host_X[ptr_E[e]]
+        first, last = ptr[e], ptr[e + 1]
+        if last - first == 1:
             for r in range(ranks):
-                into_RR[host, r] += rows_ER[e, r]
+                into_RR[hosts.host_X[first], r] += rows_ER[e, r]
             continue
-        first_S[:] = ptr_E[e]
-        last_S[:] = ptr_E[e + 1]
-        for size in (datacenter_size, node_size, 1):  # the smallest group with a host has the last word
-            x = ptr_E[e]
-            while x < ptr_E[e + 1]:
-                low = host_X[x] // size * size
-                last = x
-                while last < ptr_E[e + 1] and host_X[last] < low + size:
-                    last += 1
-                for r in range(low, low + size):
-                    first_S[r] = x
-                    last_S[r] = last
-                x = last
-        for r in range(ranks):
-            host = host_X[first_S[r] + r % (last_S[r] - first_S[r])]
-            into_RR[host, r] += rows_ER[e, r]
-    return np.ascontiguousarray(into_RR.T)
+        n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
+        for p in range(n):
+            into_RR[desk.pieces[1, p], desk.pieces[0, p]] += desk.pieces[2, p]
+    return turned(into_RR)
+
+
+@kernel
+def share_runs(rows_ER, hosts, share_X, groups):
+    """Runs of hosts with shares."""
+    experts, ranks = rows_ER.shape
+    ptr = hosts.ptr_E
+    desk = desk_of(hosts, ranks)
+    room = np.int64(0)
+    for e in range(experts):
+        room += 4 * (ranks + ptr[e + 1] - ptr[e])
+    runs = np.empty((4, room), np.int64)
+    at = np.int64(0)
+    for e in range(experts):
+        first, last = ptr[e], ptr[e + 1]
+        n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
+        for p in range(n):
+            runs[0, at], runs[1, at] = desk.pieces[0, p], e
+            runs[2, at], runs[3, at] = desk.pieces[1, p], desk.pieces[2, p]
+            at += 1
+    return merged(runs, at, ranks, experts)
+
+
+@kernel
+def merged(runs, n, ranks, experts):
+    """The first n runs, sorted by (src, expert, host), equal ones added up."""
+    order = np.empty(n, np.int64)
+    for i in range(n):
+        order[i] = i
+    order = by_key(runs[2], order, ranks)
+    order = by_key(runs[1], order, experts)
+    order = by_key(runs[0], order, ranks)
+    out = np.empty((4, n), np.int64)
+    last = -1
+    for at in range(n):
+        i = order[at]
+        if (
+            last >= 0
+            and out[0, last] == runs[0, i]
+            and out[1, last] == runs[1, i]
+            and out[2, last] == runs[2, i]
+        ):
+            out[3, last] += runs[3, i]
+            continue
+        last += 1
+        for c in range(4):
+            out[c, last] = runs[c, i]
+    return out[:, : last + 1]

@@ -1,11 +1,16 @@
-"""Whole blocks, all at once: each goes from its origin to one carrier, over the wire to another, and to its target."""
+"""Whole blocks, all at once: each goes from its origin to one carrier, over the wire to another, and to its target.
+
+Called by `forms.blocks`. Letters: i origin, j target, k and f their nodes, l a nic; `per` ranks to a node, `stage` the numbers of
+BALANCE, LOCAL, WIRE and SPREAD, via_R who stands in for a rank, to_NNM[k, f, l] the nic that lane l of k -> f enters by, or -1.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from moeyard.kernels.common.law import factor
 from moeyard.kernels.compile import kernel
-from moeyard.kernels.cost.estimate import factor, integrate
+from moeyard.kernels.cost.estimate import integrate
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
@@ -132,7 +137,7 @@ def fair_time(sizes, law):
     now, sent = 0.0, 0.0
     for i in range(len(sizes)):
         flows = len(sizes) - i
-        now += (sizes[i] - sent) * flows * factor(flows, law[0], law[1], law[2])
+        now += (sizes[i] - sent) * flows * factor(flows, law)
         sent = sizes[i]
     return now
 
@@ -190,7 +195,7 @@ def port_work(rows_RR, via_R, group_R, port_R, ports, law):
     for d in range(2):
         for p in range(ports):
             if work[d, p] > 0:
-                integrate(count[d, p], size[d, p], most[d, p], 1.0, law)
+                integrate(count[d, p], size[d, p], most[d, p], law)
                 work[d, p] = size[d, p, top]
     return work
 
@@ -235,7 +240,7 @@ def _busiest_work(rows_RR, node_R, work, law):
     now, sent = 0.0, 0
     for i in range(n):
         flows = n - i
-        now += (ordered[i] - sent) * flows * min(law[2], 1.0 + law[0] * max(0.0, flows - law[1]))
+        now += (ordered[i] - sent) * flows * factor(flows, law)
         sent = ordered[i]
     return now
 

@@ -1,6 +1,12 @@
-"""One rank's transfers into one rank's program."""
+"""One rank's transfers into one rank's program.
+
+Called by `lower` (by way of `Lanes.lowered` where the form is lanes) and, for its helpers, by `verify`. A table is an array of
+transfers, see `tables`; an "own" stage is one in which the rank takes part, its "place" the number among them.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +15,28 @@ from moeyard.kernels.lanes.lanes import lane_part
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 INPUT, RELAY, OUTPUT = 0, 1, 2
+SENT, TAKEN, MESSAGES, RUNS, ARRIVED, LOST = range(6)  # of a cursor
+
+
+class Relay(NamedTuple):
+    """Runs of rows that pass through the rank, sorted by (origin, target, start)."""
+
+    key: np.ndarray  # origin << 32 | target
+    start: np.ndarray
+    rows: np.ndarray
+    slot: np.ndarray  # where in the relay buffer
+
+
+class Parts(NamedTuple):
+    """The messages and runs of a program while they are written; see `Program`."""
+
+    peer: np.ndarray
+    send: np.ndarray
+    rows: np.ndarray
+    run_ptr: np.ndarray
+    space: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
 
 
 @kernel
@@ -104,7 +132,7 @@ def _relay_slots(receives, rank, ranks):
         i = ids[r]
         key[r] = (receives[i, ORIGIN] << 32) | receives[i, TARGET]
         start[r], rows[r], slot[r] = receives[i, START], receives[i, ROWS], first[i]
-    return key, start, rows, slot, used
+    return Relay(key, start, rows, slot), used
 
 
 @kernel
@@ -121,6 +149,73 @@ def _first_at_or_before(key, start, k, s):
 
 
 @kernel
+def _pass_on(parts, n, relay, sends, i):
+    """The runs of send i, of rows that came from elsewhere, from run n on; the next run, or -1 if they never all came."""
+    at, left = sends[i, START], sends[i, ROWS]
+    key = (sends[i, ORIGIN] << 32) | sends[i, TARGET]
+    r = _first_at_or_before(relay.key, relay.start, key, at)
+    while left > 0:
+        if r < 0 or r >= len(relay.key) or relay.key[r] != key:
+            return -1
+        if not relay.start[r] <= at < relay.start[r] + relay.rows[r]:
+            return -1
+        take = min(left, relay.start[r] + relay.rows[r] - at)
+        parts.space[n], parts.offset[n], parts.length[n] = RELAY, relay.slot[r] + at - relay.start[r], take
+        n += 1
+        at += take
+        left -= take
+        r += 1
+    return n
+
+
+@kernel(inline="always")  # a call per stage would count references to every array
+def _send_stage(parts, cursor, sends, stage, rank, input_off, relay):
+    """Write the messages that leave in one stage; stops at a send of rows that the rank does not hold."""
+    i, m, n = cursor[SENT], cursor[MESSAGES], cursor[RUNS]
+    while i < len(sends) and sends[i, STAGE] == stage:
+        to, rows = sends[i, DST], 0
+        while i < len(sends) and sends[i, STAGE] == stage and sends[i, DST] == to:
+            rows += sends[i, ROWS]
+            if sends[i, ORIGIN] == rank:
+                at = input_off[sends[i, TARGET]] + sends[i, START]
+                parts.space[n], parts.offset[n], parts.length[n] = INPUT, at, sends[i, ROWS]
+                n += 1
+            else:
+                n = _pass_on(parts, n, relay, sends, i)
+                if n < 0:
+                    cursor[LOST] = i
+                    return
+            i += 1
+        parts.peer[m], parts.send[m], parts.rows[m] = to, True, rows
+        m += 1
+        parts.run_ptr[m] = n
+    cursor[SENT], cursor[MESSAGES], cursor[RUNS] = i, m, n
+
+
+@kernel(inline="always")
+def _receive_stage(parts, cursor, receives, stage, rank, output_off):
+    """Write the messages that arrive in one stage."""
+    j, m, n, arrived = cursor[TAKEN], cursor[MESSAGES], cursor[RUNS], cursor[ARRIVED]
+    while j < len(receives) and receives[j, STAGE] == stage:
+        of, rows = receives[j, SRC], 0
+        while j < len(receives) and receives[j, STAGE] == stage and receives[j, SRC] == of:
+            count = receives[j, ROWS]
+            rows += count
+            if receives[j, TARGET] == rank:
+                at = output_off[receives[j, ORIGIN]] + receives[j, START]
+                parts.space[n], parts.offset[n], parts.length[n] = OUTPUT, at, count
+            else:
+                parts.space[n], parts.offset[n], parts.length[n] = RELAY, arrived, count
+                arrived += count
+            n += 1
+            j += 1
+        parts.peer[m], parts.send[m], parts.rows[m] = of, False, rows
+        m += 1
+        parts.run_ptr[m] = n
+    cursor[TAKEN], cursor[MESSAGES], cursor[RUNS], cursor[ARRIVED] = j, m, n, arrived
+
+
+@kernel
 def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
     """The arrays of a Program. Both tables are sorted by stage and peer, messages in wire order.
 
@@ -134,86 +229,29 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
         output_off[r + 1] = output_off[r] + rows_RR[r, rank]
     own, place = own_stages(sends, receives, stages)
     own_ptr, own_names = own_after(own, place, after_ptr, after)
-    r_key, r_start, r_rows, r_slot, relay_rows = _relay_slots(receives, rank, ranks)
+    relay, relay_rows = _relay_slots(receives, rank, ranks)
 
     most = len(sends) + len(receives)
+    runs = most + len(relay.key)  # a send breaks only where a relayed receive ends
+    parts = Parts(
+        np.empty(most, np.int64), np.empty(most, np.bool_), np.empty(most, np.int64), np.zeros(most + 1, np.int64),
+        np.empty(runs, np.int64), np.empty(runs, np.int64), np.empty(runs, np.int64),
+    )  # fmt: skip
     message_ptr = np.zeros(len(own) + 1, np.int64)
-    peer = np.empty(most, np.int64)
-    send = np.empty(most, np.bool_)
-    rows = np.empty(most, np.int64)
-    run_ptr = np.zeros(most + 1, np.int64)
-    runs = most + len(r_key)  # a send breaks only where a relayed receive ends
-    space, offset, length = np.empty(runs, np.int64), np.empty(runs, np.int64), np.empty(runs, np.int64)
-    sizes = np.array([input_off[ranks], relay_rows, output_off[ranks], input_off[rank], output_off[rank], -1])
-    m = 0  # messages
-    n = 0  # runs
-    i = 0
-    j = 0
-    arrived = 0
+    cursor = np.zeros(6, np.int64)
+    cursor[LOST] = -1
     for p in range(len(own)):
-        s = own[p]
-        while i < len(sends) and sends[i, STAGE] == s:
-            to = sends[i, DST]
-            peer[m], send[m], rows[m] = to, True, 0
-            while i < len(sends) and sends[i, STAGE] == s and sends[i, DST] == to:
-                origin, target, at, left = sends[i, ORIGIN], sends[i, TARGET], sends[i, START], sends[i, ROWS]
-                rows[m] += left
-                if origin == rank:
-                    space[n], offset[n], length[n] = INPUT, input_off[target] + at, left
-                    n += 1
-                else:
-                    key = (origin << 32) | target
-                    r = _first_at_or_before(r_key, r_start, key, at)
-                    while left > 0:
-                        if (
-                            r < 0
-                            or r >= len(r_key)
-                            or r_key[r] != key
-                            or not r_start[r] <= at < r_start[r] + r_rows[r]
-                        ):
-                            sizes[5] = i
-                            return (
-                                own,
-                                own_ptr,
-                                own_names,
-                                message_ptr,
-                                peer,
-                                send,
-                                rows,
-                                run_ptr,
-                                space,
-                                offset,
-                                length,
-                                sizes,
-                            )
-                        take = min(left, r_start[r] + r_rows[r] - at)
-                        space[n], offset[n], length[n] = RELAY, r_slot[r] + at - r_start[r], take
-                        n += 1
-                        at += take
-                        left -= take
-                        r += 1
-                i += 1
-            m += 1
-            run_ptr[m] = n
-        while j < len(receives) and receives[j, STAGE] == s:
-            of = receives[j, SRC]
-            peer[m], send[m], rows[m] = of, False, 0
-            while j < len(receives) and receives[j, STAGE] == s and receives[j, SRC] == of:
-                count = receives[j, ROWS]
-                rows[m] += count
-                if receives[j, TARGET] == rank:
-                    space[n], offset[n] = OUTPUT, output_off[receives[j, ORIGIN]] + receives[j, START]
-                else:
-                    space[n], offset[n] = RELAY, arrived
-                    arrived += count
-                length[n] = count
-                n += 1
-                j += 1
-            m += 1
-            run_ptr[m] = n
-        message_ptr[p + 1] = m
-    return (own, own_ptr, own_names, message_ptr, peer[:m], send[:m], rows[:m], run_ptr[: m + 1], space[:n], offset[:n],
-            length[:n], sizes)  # fmt: skip
+        _send_stage(parts, cursor, sends, own[p], rank, input_off, relay)
+        if cursor[LOST] >= 0:
+            break
+        _receive_stage(parts, cursor, receives, own[p], rank, output_off)
+        message_ptr[p + 1] = cursor[MESSAGES]
+    m, n = cursor[MESSAGES], cursor[RUNS]
+    sizes = np.array(
+        [input_off[ranks], relay_rows, output_off[ranks], input_off[rank], output_off[rank], cursor[LOST]]
+    )
+    return (own, own_ptr, own_names, message_ptr, parts.peer[:m], parts.send[:m], parts.rows[:m], parts.run_ptr[: m + 1],
+            parts.space[:n], parts.offset[:n], parts.length[:n], sizes)  # fmt: skip
 
 
 @kernel

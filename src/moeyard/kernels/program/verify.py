@@ -1,4 +1,7 @@
-"""One rank's part of the legality of a schedule."""
+"""One rank's part of the legality of a schedule. Called by `verify`, rank by rank.
+
+Tables as in `tables`; "own" stages and places as in `lower`. A key is origin << 32 | target: one block.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Loads of domain partitions, each in one pass over the demand.
 
+Called by `planners.domains`. R ranks, E experts, N nodes, B domains; S0, S1, S2 are the sizes of a domain.
 `shape`: datacenters, nodes of each, ranks of each. `sizes`: how many of each make one domain.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeyard.kernels.common.csr import grouped
 from moeyard.kernels.compile import kernel
 
 
@@ -19,7 +21,16 @@ def domain_of(rank, sizes, shape):
 
 
 @kernel
-def _member(index, sizes, shape):
+def domain_table(sizes, shape):
+    """[rank] its domain."""
+    domain = np.empty(shape[0] * shape[1] * shape[2], np.int64)
+    for r in range(len(domain)):
+        domain[r] = domain_of(r, sizes, shape)
+    return domain
+
+
+@kernel
+def member(index, sizes, shape):
     """Rank of a domain's index-th member, less the rank of its first."""
     _, N, G = shape
     _, S1, S2 = sizes
@@ -27,7 +38,7 @@ def _member(index, sizes, shape):
 
 
 @kernel
-def _first_member(domain, sizes, shape):
+def first_member(domain, sizes, shape):
     _, N, G = shape
     S0, S1, S2 = sizes
     per_node, per_datacenter = G // S2, N // S1 * (G // S2)
@@ -36,24 +47,16 @@ def _first_member(domain, sizes, shape):
 
 
 @kernel
-def _by_domain(home_E, sizes, shape, domains):
+def by_domain(home_E, sizes, shape, domains):
     """(ptr, expert): the experts of each domain, ascending."""
-    ptr = np.zeros(domains + 1, np.int64)
-    for home in home_E:
-        ptr[domain_of(home, sizes, shape) + 1] += 1
-    for b in range(domains):
-        ptr[b + 1] += ptr[b]
-    place = ptr[:-1].copy()
-    expert = np.empty(len(home_E), np.int64)
+    domain = np.empty(len(home_E), np.int64)
     for e in range(len(home_E)):
-        b = domain_of(home_E[e], sizes, shape)
-        expert[place[b]] = e
-        place[b] += 1
-    return ptr, expert
+        domain[e] = domain_of(home_E[e], sizes, shape)
+    return grouped(domain, 0, len(domain), domains)
 
 
 @kernel
-def _send(x, rows_B, sizes, shape, rank_loads, wan_out, far):
+def send(x, rows_B, sizes, shape, rank_loads, wan_out, far):
     """Add rank x's rows for each domain's experts: up_out, up_in, off_out, off_in, computed; `far`: to other datacenters."""
     up_out, up_in, off_out, off_in, computed = rank_loads
     _, N, G = shape
@@ -100,7 +103,7 @@ def domain_loads(rows_RE, home_E, S0, S1, widths, shape):
     D, N, G = shape
     ranks = len(rows_RE)
     finest = ranks // (S0 * S1)
-    ptr, expert = _by_domain(home_E, (S0, S1, 1), shape, finest)
+    ptr, expert = by_domain(home_E, (S0, S1, 1), shape, finest)
     loads = np.zeros((len(widths), 5, ranks))
     wans = np.zeros((len(widths), 2, D))
     far = np.zeros((len(widths), ranks))  # rows to each member of each domain from other datacenters' domains
@@ -117,22 +120,15 @@ def domain_loads(rows_RE, home_E, S0, S1, widths, shape):
                 for i in range(b * S2, (b + 1) * S2):
                     folded[b] += rows_B[i]
             part = loads[w]
-            _send(
-                x,
-                folded,
-                (S0, S1, S2),
-                shape,
-                (part[0], part[1], part[2], part[3], part[4]),
-                wans[w, 0],
-                far[w],
-            )
+            rank_loads = (part[0], part[1], part[2], part[3], part[4])
+            send(x, folded, (S0, S1, S2), shape, rank_loads, wans[w, 0], far[w])
     for w in range(len(widths)):
         sizes = (S0, S1, widths[w])
         domains = finest // widths[w]
         for b in range(domains):
-            first = _first_member(b, sizes, shape)
+            first = first_member(b, sizes, shape)
             for m in range(ranks // domains):
-                t = first + _member(m, sizes, shape)
+                t = first + member(m, sizes, shape)
                 rows = far[w, m * domains + b]
                 loads[w, 3, t] += rows
                 loads[w, 4, t] += rows
@@ -147,7 +143,8 @@ def node_totals(rows_RE, home_E, node_size, nodes):
     total_E = np.zeros(len(home_E))
     rows_E = np.zeros(len(home_E))
     for k in range(nodes):
-        rows_E[:] = 0.0
+        for e in range(len(home_E)):
+            rows_E[e] = 0.0
         for x in range(k * node_size, (k + 1) * node_size):
             for e in range(len(home_E)):
                 rows_E[e] += rows_RE[x, e]
@@ -166,7 +163,6 @@ def crossing_totals(rows_NN, sent_N, received_N, S0, S1, N):
     nodes = len(rows_NN)
     out, in_ = sent_N.copy(), received_N.copy()
     wan_out, wan_in = np.zeros(nodes // N), np.zeros(nodes // N)
-    near = np.arange(nodes) % N // S1
     for k in range(nodes):
         wan_out[k // N] += sent_N[k]
         wan_in[k // N] += received_N[k]
@@ -177,7 +173,7 @@ def crossing_totals(rows_NN, sent_N, received_N, S0, S1, N):
                 rows = rows_NN[k, f]
                 wan_out[k // N] -= rows
                 wan_in[d] -= rows
-                if near[k] == near[f]:
+                if k % N // S1 == f % N // S1:
                     out[k] -= rows
                     in_[f] -= rows
     return out, in_, wan_out, wan_in

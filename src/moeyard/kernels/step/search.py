@@ -1,6 +1,7 @@
 """The joint search: host tables scored by the closed form of a step, and improved by families and local moves.
 
-A way to serve is a slack: >= 1 the quota split with that slack, or one of the names below.
+Called by `moeyard.assign` (`best_way`), `planners.auto` and `planners.domains`. E experts, R ranks, P replicas, W ways to serve.
+A way to serve is a kind and, for a quota split, the slack that it may give up of balance for nearness.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.compile import kernel
-from moeyard.kernels.place.assign import even_shares, served_nearest, served_own, served_shares
-from moeyard.kernels.place.place import quota_hosts
+from moeyard.kernels.place.assign import even_shares, share_sums, sums_to, to_nearest, to_own
+from moeyard.kernels.place.fill import by_rows, quota_hosts
+from moeyard.kernels.place.hosts import Groups, Hosts, free_slots, hosts_of
 from moeyard.kernels.place.quota import quota_shares
-from moeyard.kernels.step.cost import TOTAL, Ports, Rates, layer_seconds
+from moeyard.kernels.step.compose import TOTAL, Rates, compose, rows_into
+from moeyard.kernels.step.gather import Gather, gather_of
+from moeyard.kernels.step.transport import Ports, least_exchange, loads_of, transport
 
-NEAREST, EVEN, OWN = 0.0, -1.0, -2.0
+QUOTA, NEAREST, EVEN, OWN = range(4)  # kinds of ways to serve
+ROUNDING = 1 - 1e-12  # of a bound: its sums run in another order
+GAIN = 1 - 1e-6  # a move must save more than this leaves
+
+
+class Ways(NamedTuple):
+    """Ways to serve, in the order of preference among equals. The first is the quota split without slack."""
+
+    kind_W: np.ndarray
+    slack_W: np.ndarray
 
 
 class Job(NamedTuple):
@@ -24,88 +37,110 @@ class Job(NamedTuple):
     rows_ER: np.ndarray
     rows_E: np.ndarray
     speed_R: np.ndarray
-    node_size: int
-    datacenter_size: int
+    groups: Groups
     slots: int
     ports: Ports
     rates: Rates
 
 
-@kernel
-def _hosts_of(hosts_ER, home_E):
-    """`hosts_of`, quicker where most experts are at home alone."""
-    experts, ranks = hosts_ER.shape
-    ptr = np.zeros(experts + 1, np.int64)
-    for e in range(experts):
-        n = 0
-        for r in range(ranks):
-            n += hosts_ER[e, r]
-        ptr[e + 1] = ptr[e] + n
-    host = np.empty(ptr[experts], np.int64)
-    for e in range(experts):
-        x = ptr[e]
-        if ptr[e + 1] - x == 1:
-            host[x] = home_E[e]
-            continue
-        for r in range(ranks):
-            if hosts_ER[e, r]:
-                host[x] = r
-                x += 1
-    return ptr, host
+class Plan(NamedTuple):
+    """A host table with what is the same however it is served."""
+
+    home_E: np.ndarray
+    hosts_ER: np.ndarray
+    hosts: Hosts
+    gather: Gather
+
+
+class Scored(NamedTuple):
+    """A host table served one way: seconds of a layer, rows[src, host]."""
+
+    hosts_ER: np.ndarray
+    kind: int
+    slack: float
+    seconds: float
+    rows_RR: np.ndarray
 
 
 @kernel
-def served(job, home_E, ptr_E, host_X, hosts_ER, slack):
-    """rows[src, host] under one way to serve."""
-    if slack == OWN:
-        return served_own(job.rows_ER, home_E, hosts_ER)
-    if slack == NEAREST:
-        return served_nearest(job.rows_ER, ptr_E, host_X, job.node_size, job.datacenter_size)
-    if slack == EVEN:
-        share = even_shares(job.rows_E, ptr_E)
-    else:
-        share, _ = quota_shares(
-            job.rows_ER, ptr_E, host_X, job.speed_R, job.node_size, job.datacenter_size, slack
-        )
-    return served_shares(job.rows_ER, ptr_E, host_X, share, job.node_size, job.datacenter_size)
-
-
-@kernel
-def score(job, home_E, hosts_ER, slack):
-    """(seconds of a layer, rows[src, host])."""
-    ptr, host = _hosts_of(hosts_ER, home_E)
-    rows_RR = served(job, home_E, ptr, host, hosts_ER, slack)
-    experts = len(home_E)
-    pairs = len(host) - experts
+def plan_of(job, home_E, hosts_ER):
+    hosts = hosts_of(hosts_ER, home_E)
+    pairs = len(hosts.host_X) - len(home_E)
     expert_P, host_P = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
     n = 0
-    for e in range(experts):
-        for x in range(ptr[e], ptr[e + 1]):
-            if host[x] != home_E[e]:
-                expert_P[n], host_P[n] = e, host[x]
-                n += 1
-    return layer_seconds(rows_RR, expert_P, host_P, home_E, job.rates, job.ports)[TOTAL], rows_RR
-
-
-@kernel
-def best_slack(job, home_E, hosts_ER, slacks):
-    """(seconds, slack) of the best way to serve; ties to the earlier."""
-    best, way = np.inf, slacks[0]
-    for slack in slacks:
-        seconds, _ = score(job, home_E, hosts_ER, slack)
-        if seconds < best:
-            best, way = seconds, slack
-    return best, way
-
-
-@kernel
-def _free_slots(job, home_E, hosts_ER):
-    free = np.full(len(job.speed_R), job.slots, np.int64)
     for e in range(len(home_E)):
-        for r in range(len(free)):
-            if hosts_ER[e, r] and home_E[e] != r:
-                free[r] -= 1
-    return free
+        for x in range(hosts.ptr_E[e], hosts.ptr_E[e + 1]):
+            if hosts.host_X[x] != home_E[e]:
+                expert_P[n], host_P[n] = e, hosts.host_X[x]
+                n += 1
+    return Plan(home_E, hosts_ER, hosts, gather_of(expert_P, host_P, home_E, job.ports))
+
+
+@kernel
+def served(job, plan, kind, slack):
+    """rows[src, host] under one way to serve."""
+    if kind == OWN:
+        return sums_to(job.rows_ER, to_own(plan.home_E, plan.hosts_ER))
+    if kind == NEAREST:
+        return sums_to(job.rows_ER, to_nearest(plan.hosts, job.groups, len(job.speed_R)))
+    if kind == EVEN:
+        share = even_shares(job.rows_E, plan.hosts.ptr_E)
+    else:
+        share, _ = quota_shares(job.rows_ER, plan.hosts, job.speed_R, job.groups, slack)
+    return share_sums(job.rows_ER, plan.hosts, share, job.groups)
+
+
+@kernel
+def seconds_of(job, plan, rows_RR):
+    """A layer's part of a step."""
+    exchange = transport(loads_of(rows_RR, job.ports), job.ports)
+    return compose(exchange, plan.gather, rows_into(rows_RR), job.rates)[TOTAL]
+
+
+@kernel
+def score(job, home_E, hosts_ER, kind, slack):
+    """A host table served one way."""
+    plan = plan_of(job, home_E, hosts_ER)
+    rows_RR = served(job, plan, kind, slack)
+    return Scored(hosts_ER, kind, slack, seconds_of(job, plan, rows_RR), rows_RR)
+
+
+@kernel
+def served_bound(job, plan, even_RR, near_RR):
+    """Seconds that no way to serve this plan beats.
+
+    The exact quota split (even_RR) has the least slowest rank of all ways. Where every row goes to its nearest host
+    (near_RR), no rank, node or datacenter can send less. Gather and reduce are the same in all. The step's time does
+    not fall when an exchange or the slowest rank takes longer.
+    """
+    least = least_exchange(loads_of(near_RR, job.ports), job.ports)
+    return compose(least, plan.gather, rows_into(even_RR), job.rates)[TOTAL] * ROUNDING
+
+
+@kernel
+def best_way(job, home_E, hosts_ER, ways, enough):
+    """The best way to serve a host table, ties to the earlier; where none can be below `enough`, any one.
+
+    The quota split without slack and the nearest hosts come first: they bound all the others.
+    """
+    plan = plan_of(job, home_E, hosts_ER)
+    even_RR = served(job, plan, ways.kind_W[0], ways.slack_W[0])
+    best = Scored(hosts_ER, ways.kind_W[0], ways.slack_W[0], seconds_of(job, plan, even_RR), even_RR)
+    near_RR = served(job, plan, NEAREST, 1.0)
+    near = seconds_of(job, plan, near_RR)
+    bound = served_bound(job, plan, even_RR, near_RR)
+    if bound >= min(enough, min(best.seconds, near)):
+        return Scored(hosts_ER, NEAREST, 1.0, near, near_RR) if near < best.seconds else best
+    for w in range(1, len(ways.kind_W)):
+        kind, slack = ways.kind_W[w], ways.slack_W[w]
+        if kind == NEAREST:
+            seconds, rows_RR = near, near_RR
+        else:
+            rows_RR = served(job, plan, kind, slack)
+            seconds = seconds_of(job, plan, rows_RR)
+        if seconds < best.seconds:
+            best = Scored(hosts_ER, kind, slack, seconds, rows_RR)
+    return best
 
 
 @kernel
@@ -115,13 +150,12 @@ def cover(e, size, job, load_R, free_R, hosts_ER):
     added = 0
     for low in range(0, ranks, size):
         best = -1
+        has = False
         for r in range(low, low + size):
-            if hosts_ER[e, r]:
-                best = -2
-                break
+            has = has or hosts_ER[e, r]
             if free_R[r] > 0 and (best < 0 or load_R[r] < load_R[best]):
                 best = r
-        if best >= 0:
+        if best >= 0 and not has:
             hosts_ER[e, best] = True
             free_R[best] -= 1
             load_R[best] += job.rows_E[e] * size / ranks / job.speed_R[best]
@@ -130,216 +164,161 @@ def cover(e, size, job, load_R, free_R, hosts_ER):
 
 
 @kernel
-def _loads(job, rows_RR):
-    load = np.zeros(len(job.speed_R))
-    for src in range(len(load)):
-        for dst in range(len(load)):
-            load[dst] += rows_RR[src, dst]
-    return load / job.speed_R
+def times_of(job, rows_RR):
+    """[rank] rows it computes / speed."""
+    load = rows_into(rows_RR)
+    for r in range(len(load)):
+        load[r] /= job.speed_R[r]
+    return load
 
 
 @kernel
-def cover_family(job, home_E, hosts_ER, rows_RR, best, way, most):
-    """Replicas of the k hottest experts in every node, or datacenter, or on every rank, for growing k; the best of all.
-
-    rows_RR: rows[src, host] of hosts_ER served this way. Moves of one expert cannot leave a plateau on which many ports are equally loaded; these do.
+def cover_size(job, home_E, start, best, size, most):
+    """(the best of `best` and the tables below, how many were scored): replicas of the k hottest experts in every group of
+    `size` ranks, added to `start`, for growing k, until three in a row do not help.
     """
     experts = len(home_E)
-    order = np.argsort(-job.rows_E, kind="mergesort")
-    found = hosts_ER.copy()
-    found_RR = rows_RR
-    ranks = len(job.speed_R)
-    tried = 0
-    for size in (job.datacenter_size, job.node_size, 1):
-        if size == ranks:
+    order = by_rows(job.rows_E)
+    hosts = start.hosts_ER.copy()
+    free, load = free_slots(hosts, home_E, job.slots), times_of(job, start.rows_RR)
+    done, k, tried, misses = 0, 1, 0, 0
+    while done < experts and tried < most and misses < 3:
+        added = 0
+        while done < min(k, experts):
+            added += cover(order[done], size, job, load, free, hosts)
+            done += 1
+        k *= 2
+        if added == 0:
             continue
-        hosts = hosts_ER.copy()
-        free = _free_slots(job, home_E, hosts)
-        load = _loads(job, rows_RR)
-        done, k = 0, 1
-        misses = 0
-        while done < experts and tried < most and misses < 3:
-            added = 0
-            while done < min(k, experts):
-                added += cover(order[done], size, job, load, free, hosts)
-                done += 1
-            k *= 2
-            if added == 0:
-                continue
-            tried += 1
-            seconds, trial_RR = score(job, home_E, hosts, way)
-            misses += 1
-            if seconds < best:
-                best, misses = seconds, 0
-                found[:] = hosts
-                found_RR = trial_RR
-    return found, best, found_RR
+        tried += 1
+        misses += 1
+        trial = score(job, home_E, hosts, start.kind, start.slack)
+        if trial.seconds < best.seconds:
+            best, misses = keep(trial), 0
+    return best, tried
 
 
 @kernel
-def quota_family(job, home_E, found, best, way, levels):
-    """Quota placements of growing threshold, each with fewer replicas, served with the same slack."""
-    perfect = job.rows_E.sum() / job.speed_R.sum()
+def keep(scored):
+    """With a host table of its own."""
+    return Scored(scored.hosts_ER.copy(), scored.kind, scored.slack, scored.seconds, scored.rows_RR)
+
+
+@kernel
+def cover_family(job, home_E, start, most):
+    """Replicas of the k hottest experts in every datacenter, or node, or on every rank, for growing k; the best of all.
+
+    Moves of one expert cannot leave a plateau on which many ports are equally loaded; these do.
+    """
+    best = start
+    tried = 0
+    for size in (job.groups.datacenter, job.groups.node, 1):
+        if size < len(job.speed_R):
+            best, more = cover_size(job, home_E, start, best, size, most - tried)
+            tried += more
+    return best
+
+
+@kernel
+def quota_family(job, home_E, best, levels):
+    """Quota placements of growing threshold, each with fewer replicas, served with the same slack; or `best`."""
+    rows, speed = np.int64(0), 0.0
+    for e in range(len(home_E)):
+        rows += job.rows_E[e]
+    for r in range(len(job.speed_R)):
+        speed += job.speed_R[r]
+    most = len(home_E) * len(job.speed_R)
     for level in levels:
-        hosts, _ = quota_hosts(
-            job.rows_E, home_E, job.speed_R, job.slots, len(home_E) * len(job.speed_R), perfect * level, 16
-        )
-        seconds, _ = score(job, home_E, hosts, level)
-        if seconds < best:
-            best, way = seconds, level
-            found = hosts
-    return found, best, way
+        hosts, _ = quota_hosts(job.rows_E, home_E, job.speed_R, job.slots, most, rows / speed * level, 16)
+        trial = score(job, home_E, hosts, QUOTA, level)
+        if trial.seconds < best.seconds:
+            best = trial
+    return best
+
+
+DROP_ALL, DROP_ONE, ADD_NEAR, ADD_ANY, COVER = range(5)  # moves of one expert
 
 
 @kernel
-def _move(kind, e, job, home_E, load_R, hosts_ER):
-    """Change the hosts of e in one of five ways; False if there is nothing to change."""
-    ranks = len(load_R)
-    home = home_E[e]
-    if kind == 0:  # drop all replicas
-        changed = False
-        for r in range(ranks):
-            if hosts_ER[e, r] and r != home:
+def drop(e, one, home_E, load_R, hosts_ER):
+    """All replicas of e, or (`one`) that on the most loaded rank; whether there was any."""
+    worst = -1
+    for r in range(len(load_R)):
+        if hosts_ER[e, r] and r != home_E[e]:
+            if not one:
                 hosts_ER[e, r] = False
-                changed = True
-        return changed
-    if kind == 1:  # drop the replica on the most loaded rank
-        worst = -1
-        for r in range(ranks):
-            if hosts_ER[e, r] and r != home and (worst < 0 or load_R[r] > load_R[worst]):
+            if worst < 0 or load_R[r] > load_R[worst]:
                 worst = r
-        if worst >= 0:
-            hosts_ER[e, worst] = False
-        return worst >= 0
-    free = _free_slots(job, home_E, hosts_ER)
-    if kind == 2:  # one more, in the node without a host that sends it most
-        node, rows = -1, np.int64(0)
-        for low in range(0, ranks, job.node_size):
-            sent = np.int64(0)
-            for r in range(low, low + job.node_size):
-                sent += job.rows_ER[e, r]
-                if hosts_ER[e, r]:
-                    sent = np.int64(0)
-                    break
-            if sent > rows:
-                node, rows = low, sent
-        best = -1
-        if node >= 0:
-            for r in range(node, node + job.node_size):
-                if free[r] > 0 and (best < 0 or load_R[r] < load_R[best]):
-                    best = r
-        if best >= 0:
-            hosts_ER[e, best] = True
-        return best >= 0
-    if kind == 3:  # one more, on the least loaded rank
-        best = -1
-        for r in range(ranks):
-            if free[r] > 0 and not hosts_ER[e, r] and (best < 0 or load_R[r] < load_R[best]):
-                best = r
-        if best >= 0:
-            hosts_ER[e, best] = True
-        return best >= 0
-    size = (
-        job.node_size if job.datacenter_size == ranks else job.datacenter_size
-    )  # kind 4: in every node or datacenter
+    if one and worst >= 0:
+        hosts_ER[e, worst] = False
+    return worst >= 0
+
+
+@kernel
+def neediest_node(e, job, hosts_ER):
+    """First rank of the node without a host of e that sends it most; -1 if every node has one or sends nothing."""
+    node, most = -1, np.int64(0)
+    for low in range(0, len(job.speed_R), job.groups.node):
+        sent, has = np.int64(0), False
+        for r in range(low, low + job.groups.node):
+            sent += job.rows_ER[e, r]
+            has = has or hosts_ER[e, r]
+        if sent > most and not has:
+            node, most = low, sent
+    return node
+
+
+@kernel
+def add(e, low, high, load_R, free_R, hosts_ER):
+    """A replica of e on the least loaded rank of [low, high) with a slot; whether there is one."""
+    best = -1
+    for r in range(low, high):
+        if free_R[r] > 0 and not hosts_ER[e, r] and (best < 0 or load_R[r] < load_R[best]):
+            best = r
+    if best >= 0:
+        hosts_ER[e, best] = True
+    return best >= 0
+
+
+@kernel
+def change(kind, e, job, home_E, load_R, hosts_ER):
+    """Change the hosts of e by one of the moves; False if there is nothing to change."""
+    ranks = len(load_R)
+    if kind <= DROP_ONE:
+        return drop(e, kind == DROP_ONE, home_E, load_R, hosts_ER)
+    free = free_slots(hosts_ER, home_E, job.slots)
+    if kind == ADD_NEAR:
+        low = neediest_node(e, job, hosts_ER)
+        return low >= 0 and add(e, low, low + job.groups.node, load_R, free, hosts_ER)
+    if kind == ADD_ANY:
+        return add(e, 0, ranks, load_R, free, hosts_ER)
+    size = job.groups.node if job.groups.datacenter == ranks else job.groups.datacenter
     return cover(e, size, job, load_R.copy(), free, hosts_ER) > 0
 
 
 @kernel
-def climb(job, home_E, hosts_ER, rows_RR, best, way, budget):
+def climb(job, home_E, start, budget):
     """Change one expert's hosts at a time, hottest first, keeping what helps, until nothing does or `budget` scores."""
-    found = hosts_ER.copy()
-    trial = hosts_ER.copy()
-    order = np.argsort(-job.rows_E, kind="mergesort")
-    load = _loads(job, rows_RR)
+    best = keep(start)
+    trial = start.hosts_ER.copy()
+    order = by_rows(job.rows_E)
+    load = times_of(job, best.rows_RR)
     used = 0
     improved = True
     while improved:
         improved = False
         for e in order:
-            for kind in range(5):
+            for kind in range(COVER + 1):
                 if used >= budget:
-                    return found, best
-                trial[e] = found[e]
-                if not _move(kind, e, job, home_E, load, trial):
-                    trial[e] = found[e]
-                    continue
-                used += 1
-                seconds, trial_RR = score(job, home_E, trial, way)
-                if seconds < best * (1 - 1e-6):
-                    best = seconds
-                    found[e] = trial[e]
-                    load = _loads(job, trial_RR)
-                    improved = True
-                else:
-                    trial[e] = found[e]
-    return found, best
-
-
-@kernel
-def _domain_bound(job, S0, S1, S2, datacenters, nodes, wan_rows):
-    """A time that no step with these domains beats: mean loads, what each node and rank must gather, the wan as it is."""
-    experts, ranks = job.rows_ER.shape
-    G = job.node_size
-    per_rank = experts / ranks
-    node_rate, wan = job.ports.node_N.max(), 0.0
-    copies = (S0 * S1 - 1) * G * per_rank / node_rate if S0 * S1 > 1 else 0.0
-    copies += S0 * S1 * (S2 - 1) * per_rank / job.ports.scale_up
-    if datacenters > 1:
-        copies += (S0 - 1) * experts / datacenters / job.ports.wan
-        wan = wan_rows * job.rates.row_bytes / job.ports.wan if S0 == 1 else 0.0
-    forward = job.rows_E.sum() * job.rates.row_seconds_R.min() / ranks
-    before, after = job.rates.non_moe_forward_R.max(), job.rates.non_moe_backward_R.max()
-    bound = 4 * wan + 3 * forward + before + after
-    bound += max(0.0, copies * job.rates.gather_bytes - forward - before - 2 * wan)
-    return bound + max(0.0, copies * job.rates.reduce_bytes - 2 * forward - after - 2 * wan)
-
-
-@kernel
-def domain_family(job, home_E, static_RR, datacenters, nodes, best, most):
-    """(hosts, seconds): the best partition into equal domains, or `best` again if none is below it.
-
-    nodes: per datacenter. static_RR: rows[src, host] without replicas. Partitions are scored in the order of a bound, at
-    most `most` of them.
-    """
-    experts, ranks = job.rows_ER.shape
-    G = job.node_size
-    wan_rows = np.int64(0)
-    if datacenters > 1:
-        D = job.datacenter_size
-        for low in range(0, ranks, D):
-            wan_rows = max(
-                wan_rows, static_RR[low : low + D].sum() - static_RR[low : low + D, low : low + D].sum()
-            )
-    sizes = np.empty((datacenters * nodes * G, 3), np.int64)
-    bounds = np.empty(len(sizes))
-    n = 0
-    for S0 in range(1, datacenters + 1):
-        for S1 in range(1, nodes + 1):
-            for S2 in range(1, G + 1):
-                if datacenters % S0 == 0 and nodes % S1 == 0 and G % S2 == 0 and S0 * S1 * S2 > 1:
-                    if (S0 * S1 * S2 - 1) * experts > (job.slots + 1) * ranks:
-                        continue
-                    sizes[n, 0], sizes[n, 1], sizes[n, 2] = S0, S1, S2
-                    bounds[n] = _domain_bound(job, S0, S1, S2, datacenters, nodes, wan_rows)
-                    n += 1
-    found = np.zeros((0, 0), np.bool_)
-    hosts = np.empty((experts, ranks), np.bool_)
-    domain = np.empty(ranks, np.int64)
-    for i in np.argsort(bounds[:n], kind="mergesort")[:most]:
-        if bounds[i] >= best:
-            break
-        S0, S1, S2 = sizes[i]
-        for r in range(ranks):
-            d, k, g = r // (nodes * G), r // G % nodes, r % G
-            domain[r] = (d // S0 * (nodes // S1) + k // S1) * (G // S2) + g // S2
-        for e in range(experts):
-            for r in range(ranks):
-                hosts[e, r] = domain[home_E[e]] == domain[r]
-        if _free_slots(job, home_E, hosts).min() < 0:
-            continue
-        seconds, _ = score(job, home_E, hosts, NEAREST)
-        if seconds < best:
-            best = seconds
-            found = hosts.copy()
-    return found, best
+                    return best
+                changed = change(kind, e, job, home_E, load, trial)
+                if changed:
+                    used += 1
+                    scored = score(job, home_E, trial, best.kind, best.slack)
+                    if scored.seconds < best.seconds * GAIN:
+                        best = keep(scored)
+                        load = times_of(job, best.rows_RR)
+                        improved = True
+                for r in range(len(load)):
+                    trial[e, r] = best.hosts_ER[e, r]
+    return best

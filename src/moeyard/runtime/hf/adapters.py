@@ -23,7 +23,8 @@ from torch import nn
 
 from moeyard.runtime.hf.compute import experts_forward, through
 from moeyard.runtime.hf.places import Place
-from moeyard.runtime.share import Stack
+from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.layers.share import Stack
 
 Adapter = Callable[[str, nn.Module], "Place | None"]
 
@@ -77,7 +78,7 @@ def gated_stacks(name: str, module: nn.Module) -> Place | None:
 class ExpertsAndIdentities:
     """Rows of identity experts stay where they are."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         real = index < self.expert_share.num_experts
         token, choice = torch.nonzero(real, as_tuple=True)
@@ -107,7 +108,7 @@ def identity_experts(name: str, module: nn.Module) -> Place | None:
 class PreScaledBlock:
     """The chosen rows only: a row scaled by zero gives zero and has no gradient."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         scores, logits = self.router(x)
@@ -137,7 +138,7 @@ def pre_scaled(name: str, module: nn.Module) -> Place | None:
 
 
 class FlatExperts:
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         x = hidden.reshape(-1, hidden.shape[-1])
 
@@ -162,7 +163,7 @@ def flat(name: str, module: nn.Module) -> Place | None:
 
 
 class SortedRows:
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self: Any, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
         sizes = torch.tensor(expert_size, device=inputs.device)
         expert = torch.repeat_interleave(torch.arange(len(sizes), device=inputs.device), sizes)
@@ -183,7 +184,7 @@ def sorted_rows(name: str, module: nn.Module) -> Place | None:
 class TwoLayers:
     """expert(x) = second(dropout(act(first(x)))); `pairs` says which token goes to which expert with which weight."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self: Any, hidden: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         token, expert, weight = self.pairs(mask, weights)
         first, second = self.expert_parameter_names[:2]

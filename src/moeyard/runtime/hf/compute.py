@@ -8,25 +8,23 @@ class by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.dispatch import Route, combine, dispatch
-from moeyard.runtime.experts import grouped_linear
-from moeyard.runtime.record import tell
-from moeyard.runtime.replicas import Hosted, gather_experts, refill_before_backward
-
-if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
-    from moeyard.runtime.share import Share
+from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.grouped import grouped_linear
+from moeyard.runtime.layers.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.layers.share import Share, tell
+from moeyard.runtime.roles import Hosts
 
 NAME = "moeyard"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -76,7 +74,7 @@ def through(
     `expert(rows, by)` computes the rows of all experts hosted here, grouped by expert, with the module's stacks.
     """
     share: Share = module.expert_share
-    yard: Yard = module.expert_yard
+    yard: Hosts = module.expert_yard
     names = module.expert_parameter_names
     dtype = _dtype(x_TD, getattr(module, names[0]))
     index = index.reshape(len(x_TD), -1)
@@ -86,11 +84,11 @@ def through(
     tell(module, route.demand)
     homes = [getattr(module, name).to(dtype) for name in names]
     stacks, hosted = gather_experts(yard, route.placement, homes)
-    if yard.pace is not None:
-        rows = yard.pace.start(rows, sum(route.counts))
+    if yard.accelerator is not None:
+        rows = yard.accelerator.start(rows, sum(route.counts))
     rows = expert(rows, By(route, dict(zip(names, stacks, strict=True)), hosted))
-    if yard.pace is not None:
-        rows = yard.pace.finish(rows, sum(route.counts))
+    if yard.accelerator is not None:
+        rows = yard.accelerator.finish(rows, sum(route.counts))
     if weights is not None:
         weights = weights.reshape(route.tokens, route.top_k)
     return combine(refill_before_backward(rows, hosted), route, weights).to(x_TD.dtype)

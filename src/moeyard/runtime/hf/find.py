@@ -10,7 +10,7 @@ from moeyard.errors import InvalidModel
 from moeyard.runtime.hf.adapters import ADAPTERS
 from moeyard.runtime.hf.compute import on_interface
 from moeyard.runtime.hf.places import Place
-from moeyard.runtime.share import Stack
+from moeyard.runtime.layers.share import Stack
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 

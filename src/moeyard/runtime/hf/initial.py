@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.control import small_digest
-from moeyard.runtime.share import expert_modules
-
-if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.layers.share import expert_modules
+from moeyard.runtime.roles import Member
 
 _DONE = "_is_hf_initialized"  # transformers' own mark: its init functions pass by what carries it
 
 
 @torch.no_grad()
-def initialise(model: Any, yard: Yard, *, seed: int = 0) -> Any:
+def initialise(model: Any, yard: Member, *, seed: int = 0) -> Any:
     """The same model with memory on the yard's device and the initial values that its own `_init_weights` gives.
 
     Values depend on `seed`, the module's name and, for experts, the expert: not on the ranks. So dense parameters are equal on
     all ranks, and a model made on 4 ranks is the model made on 8.
     """
-    from moeyard.runtime.load import materialize  # it imports this folder
-
     materialize(model, yard)
     unset = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
     for tensor in unset:
@@ -57,6 +53,23 @@ def initialise(model: Any, yard: Yard, *, seed: int = 0) -> Any:
             f"checkpoint instead"
         )
     return model
+
+
+def materialize(model: nn.Module, yard: Member) -> bool:
+    """Memory on the yard's device for all that is on the meta device, its values undefined; whether there was any. Ties stay."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, old in store.items():
+                if old is None or not old.is_meta:
+                    continue
+                if id(old) not in made:
+                    empty = torch.empty_like(old, device=yard.device)
+                    made[id(old)] = (
+                        nn.Parameter(empty, old.requires_grad) if isinstance(old, nn.Parameter) else empty
+                    )
+                store[name] = made[id(old)]  # type: ignore[assignment]
+    return bool(made)
 
 
 def _one_by_one(name: str, module: Any, owner: Any, seed: int) -> None:

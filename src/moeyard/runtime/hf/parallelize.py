@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -14,20 +14,18 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
 from moeyard.planners.static import static_homes
-from moeyard.runtime.gradients import expert_parameters
 from moeyard.runtime.hf.compute import NAME, on_interface, register
 from moeyard.runtime.hf.find import find
 from moeyard.runtime.hf.places import Place
 from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
-from moeyard.runtime.share import Share, expert_modules
-
-if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+from moeyard.runtime.layers.gradients import expert_parameters
+from moeyard.runtime.layers.share import Share, expert_modules
+from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"] | None
 
 
-def parallelize(model: Any, yard: Yard, *, homes: Homes = None) -> Any:
+def parallelize(model: Any, yard: Base, *, homes: Homes = None) -> Any:
     """The same model, each rank keeping only the experts it is home to. Routers, shared experts and all else stay whole.
 
     Every rank gives the same model, on any device, also "meta". `homes`: a Placement or the rank of each expert, for all layers
@@ -65,7 +63,7 @@ def _refuse_to_save(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _cut(
-    place: Place, yard: Yard, homes: Placement | IntArray | None, shared: dict[int, nn.Parameter | None]
+    place: Place, yard: Base, homes: Placement | IntArray | None, shared: dict[int, nn.Parameter | None]
 ) -> None:
     """Leave this rank's experts in the module. `shared`: own stacks by the plain ones that several layers use."""
     module = place.module
@@ -92,7 +90,7 @@ def _homes(homes: Homes, name: str) -> Placement | IntArray | None:
     return homes[name]
 
 
-def _home_E(place: Place, homes: Placement | IntArray | None, yard: Yard) -> IntArray:
+def _home_E(place: Place, homes: Placement | IntArray | None, yard: Base) -> IntArray:
     if homes is None:
         return static_homes(place.experts, yard.size)
     home_E = np.asarray(homes.home_E if isinstance(homes, Placement) else homes)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.share import Stack
+from moeyard.runtime.layers.share import Stack
 
 
 def _nothing() -> None:

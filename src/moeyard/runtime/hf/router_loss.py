@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from moeyard.errors import InvalidModel
-
-if TYPE_CHECKING:
-    from moeyard.runtime.groups import Yard
+from moeyard.runtime.roles import Company
 
 
 def router_loss(
     router_logits: Sequence[torch.Tensor],
     top_k: int,
-    yard: Yard,
+    yard: Company,
     attention_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """This rank's share of the load-balancing loss that transformers' models add (without its coefficient).
@@ -54,7 +52,7 @@ class WholeBatchRouterLoss:
     The model's loss must be a share too, that is, divided by the labels of all ranks (`num_items_in_batch`).
     """
 
-    def __init__(self, yard: Yard) -> None:
+    def __init__(self, yard: Company) -> None:
         self.yard = yard
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:

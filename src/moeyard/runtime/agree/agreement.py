@@ -1,0 +1,75 @@
+"""What the ranks of a yard have agreed on: the order of their calls, the options, and every plan."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from moeyard.arrays import IntArray
+from moeyard.cluster import Cluster
+from moeyard.runtime.agree.control import Control, Frame
+from moeyard.runtime.agree.digests import plan_digest, small_digest
+from moeyard.runtime.agree.plans import Plan, PlanCache
+from moeyard.runtime.agree.watcher import Watcher
+from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.faults.guard import Guard
+from moeyard.schedulers import schedule
+from moeyard.traffic import Traffic
+
+
+class Agreement:
+    """Gathers and plans of one yard, from its opening to its end or to a lost rail. Every rank makes the same calls."""
+
+    def __init__(self, control: Control, guard: Guard, rank: int, watcher: Watcher | None = None) -> None:
+        self.control, self.plans = control, PlanCache()
+        self._guard, self._rank, self._watcher = guard, rank, watcher
+        self._history = 0  # of all plans so far
+
+    def plan_for(self, cluster: Cluster, scheduler: str, digest: int) -> None:
+        """From now on. digest: of these and all other options; ranks that differ in it are told so in their next call."""
+        self._cluster, self._scheduler, self._digest = cluster, scheduler, digest
+        self.plans.clear()
+
+    def agree(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        row_bytes: int = 0,
+        dtype: int = 0,
+        grad: bool = False,
+        site: int = 0,
+        flaw: Flaw | None = None,
+    ) -> IntArray:
+        """One small gather: [rank, value], or Mismatch on every rank."""
+        began = time.monotonic()
+        self._guard.check_open()
+        where = self._guard.where
+        where.call += 1
+        where.state = kind
+        frame = Frame(kind, where.call, self._digest, self._history, row_bytes, dtype, int(grad), site, flaw)
+        values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
+        where.state = "idle"
+        if self._watcher is not None:
+            self._watcher.agreed(kind, began, time.monotonic())
+        return values
+
+    def plan(self, traffic: Traffic, also: int = 0) -> Plan:
+        """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
+        that must agree. Every rank calls this with the same traffic."""
+        began = time.monotonic()
+        key = PlanCache.key(traffic, also)
+        plan = self.plans.get(key)
+        if plan is None:
+            made = schedule(self._cluster, traffic, self._scheduler)
+            plan = Plan(made, self._rank, plan_digest(made))
+            finish = self.control.agree_digest(small_digest(plan.digest, also))
+            _ = plan.forward  # lowered while the digests travel
+            finish()
+            self.plans.put(key, plan)
+        self._history = small_digest(self._history, plan.digest, also)
+        if self._watcher is not None:
+            self._watcher.planned(plan, began, time.monotonic())
+        return plan

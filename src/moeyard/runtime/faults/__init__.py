@@ -1,0 +1,1 @@
+"""What goes wrong between ranks: the errors, who is to blame, which nics are dead."""

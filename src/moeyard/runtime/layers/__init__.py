@@ -1,0 +1,1 @@
+"""Expert parallelism for models: exchanges with gradients, dispatch and combine, experts, replicas, gradients, moves."""

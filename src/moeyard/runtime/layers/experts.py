@@ -1,0 +1,140 @@
+"""Routers and the MoE layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from moeyard.arrays import IntArray
+from moeyard.errors import InvalidModel
+from moeyard.planners.static import static_homes
+from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.layers.dispatch import combine, dispatch
+from moeyard.runtime.layers.grouped import grouped_linear
+from moeyard.runtime.layers.replicas import gather_experts, refill_before_backward
+from moeyard.runtime.layers.share import Share, Stack, tell
+from moeyard.runtime.roles import Hosts
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RouterState:
+    """What a router decided: probabilities[T, E], index[T, K], weights[T, K]."""
+
+    probabilities: torch.Tensor
+    index: torch.Tensor
+    weights: torch.Tensor
+
+
+class TopKRouter(nn.Module):
+    """Softmax over experts, the k largest, optionally rescaled to sum to one."""
+
+    def __init__(
+        self, hidden: int, num_experts: int, top_k: int, *, normalise: bool = True, **options: Any
+    ) -> None:
+        super().__init__()
+        self.top_k, self.normalise = top_k, normalise
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden, **options))
+        nn.init.normal_(self.weight, std=hidden**-0.5)
+
+    def forward(self, x_TD: torch.Tensor) -> RouterState:
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(x_TD.device.type, enabled=False):  # a choice between experts needs its precision
+            logits = functional.linear(x_TD.to(wide), self.weight.to(wide))
+            probabilities = torch.softmax(logits, dim=-1)
+        weights, index = torch.topk(probabilities, self.top_k, dim=-1)
+        if self.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return RouterState(probabilities, index, weights)
+
+
+class MoELayer(nn.Module):
+    """Routed experts over the ranks of a yard: each rank keeps the experts it is home to.
+
+    Expert e computes `down[e] @ (act(gate) * up)` with `gate, up = gate_up[e] @ x`. Any number of experts on any number
+    of ranks. `router`: a module x[T, D] -> RouterState; default a TopKRouter. Initial weights depend on `seed` and the
+    expert alone, not on the ranks.
+    """
+
+    expert_parameter_names = ("gate_up", "down")
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        num_experts: int,
+        top_k: int,
+        yard: Hosts,
+        *,
+        router: nn.Module | None = None,
+        activation: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
+        home_E: IntArray | None = None,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
+        options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
+        self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
+        homes = static_homes(num_experts, yard.size) if home_E is None else home_E
+        self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
+        self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
+        self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * inner, hidden, **options))
+        self.down = nn.Parameter(torch.empty(len(self.own), hidden, inner, **options))
+        self.reset(seed)
+
+    @property
+    def home_E(self) -> IntArray:
+        return self.expert_share.home_E
+
+    @property
+    def own(self) -> list[int]:
+        """Logical ids of the experts at home here."""
+        return list(self.expert_share.own)
+
+    def reset(self, seed: int) -> None:
+        """Normal weights, scaled by the width that they read."""
+        with torch.no_grad():
+            for place, e in enumerate(self.own):
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + e)
+                for stacked in (self.gate_up, self.down):
+                    scale = stacked.shape[2] ** -0.5
+                    values = torch.randn(stacked.shape[1:], generator=generator, dtype=torch.float64) * scale
+                    stacked[place].copy_(values)
+
+    def load_logical(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """Take this rank's experts from stacks in logical order."""
+        with torch.no_grad():
+            self.gate_up.copy_(gate_up[self.own])
+            self.down.copy_(down[self.own])
+
+    def forward(self, x: torch.Tensor, *, return_router: bool = False) -> Any:
+        x_TD = x.reshape(-1, x.shape[-1])
+        state: RouterState = self.router(x_TD)
+        y = self.experts(x_TD, state.index, state.weights).reshape(x.shape)
+        return (y, state) if return_router else y
+
+    @outside_graphs
+    def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Dispatch, compute, combine. Runs outside torch.compile's graph."""
+        dtype = compute_dtype(x_TD)
+        rows, route = dispatch(x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E)
+        tell(self, route.demand)
+        homes = (self.gate_up.to(dtype), self.down.to(dtype))
+        (gate_up, down), hosted = gather_experts(self.yard, route.placement, homes)
+        gate, up = grouped_linear(rows, gate_up, route, hosted, 0).chunk(2, dim=-1)
+        rows = grouped_linear(self.activation(gate) * up, down, route, hosted, 1)
+        rows = refill_before_backward(rows, hosted)
+        return combine(rows, route, weights).to(x_TD.dtype)
+
+
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Under autocast the experts compute, and rows and replicas travel, in its dtype."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

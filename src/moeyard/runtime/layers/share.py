@@ -1,0 +1,87 @@
+"""Which experts of a module this rank owns, and how plain transformers names and lays out the same parameters.
+
+The contract of everything that trains, saves, loads or moves experts (optimizers, checkpoints, export, migration):
+
+    for name, module in expert_modules(model):          # MoELayer, and every experts module that `parallelize` cut
+        share = module.expert_share                      # Share
+        share.num_experts, share.home_E, share.own       # own: logical ids, ascending, in the order of the local stack
+        for stack in share.stacks:                       # one per name in module.expert_parameter_names
+            parameter = getattr(module, stack.name)      # [len(own), ...]: dimension 0 is always the expert
+            key, part = stack.place(e)                   # where plain transformers keeps expert e of it:
+                                                         # tensor f"{name}.{key}", rows `part` of its dimension 0
+                                                         # (None: a tensor of its own), to be viewed as parameter[i]
+
+A rank that owns no expert of a module has stacks of length 0. What is not a stack (routers, shared experts, norms) is dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from moeyard.arrays import IntArray, frozen
+from moeyard.demand import Demand
+from moeyard.errors import InvalidPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One stacked parameter: [own experts, ...] under `name`; in the plain model `rows` of dimension 0 of `key` an expert.
+
+    rows 0: the plain model has one tensor for each expert, and `key` has "{e}" in it. unused: rows of the plain tensor behind
+    the last expert's that nothing computes with.
+    """
+
+    name: str
+    key: str
+    rows: int = 1
+    unused: int = 0
+
+    def place(self, expert: int) -> tuple[str, slice | None]:
+        """(key of the plain tensor relative to the module, its rows that are this expert's or None for all)."""
+        if self.rows == 0:
+            return self.key.format(e=expert), None
+        return self.key, slice(expert * self.rows, (expert + 1) * self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The experts of one module, and those of them that live here."""
+
+    home_E: IntArray
+    rank: int
+    stacks: tuple[Stack, ...]
+
+    def __post_init__(self) -> None:
+        home_E = np.array(self.home_E, dtype=np.int64)
+        if home_E.ndim != 1 or len(home_E) == 0 or (home_E < 0).any():
+            raise InvalidPlacement(f"homes must be one rank for each expert, got {self.home_E!r}")
+        object.__setattr__(self, "home_E", frozen(home_E))
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.home_E)
+
+    @cached_property
+    def own(self) -> tuple[int, ...]:
+        """Logical ids of the experts at home here, in the order of the local stacks."""
+        return tuple(np.flatnonzero(self.home_E == self.rank).tolist())
+
+
+def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(full name, module) of every module whose experts are spread over the ranks."""
+    for name, module in model.named_modules():
+        if getattr(module, "expert_share", None) is not None:
+            yield name, module
+
+
+def tell(module: Any, demand: Demand) -> None:
+    """What an expert-parallel module calls with the demand of each call, for the recorder if there is one."""
+    observer = module.__dict__.get("expert_observer")
+    if observer is not None:
+        observer(demand)

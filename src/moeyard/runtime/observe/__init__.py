@@ -1,0 +1,1 @@
+"""What a running model shows: its routing, and what the hardware really does."""

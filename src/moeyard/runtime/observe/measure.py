@@ -1,0 +1,226 @@
+"""What this hardware really does: a ModelSpec and link rates, measured where the model runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moeyard.cluster import Cluster, Port
+from moeyard.errors import InvalidModel
+from moeyard.model import ModelSpec
+from moeyard.runtime.layers.device import to_device
+from moeyard.runtime.layers.experts import MoELayer
+from moeyard.runtime.layers.grouped import grouped_linear
+from moeyard.runtime.roles import Links
+from moeyard.runtime.transport.api import Bare
+from moeyard.traffic import Traffic
+
+
+def measure(
+    model: nn.Module, yard: Links, *, step: Callable[[], Any] | None = None, rows: int = 2048, repeat: int = 5
+) -> ModelSpec:
+    """Profile the model's MoE layers on this rank's device; every rank calls it and gets the slowest rank's figures.
+
+    Row and expert bytes from the parameters; expert time from `rows` rows over the first layer's home experts, forward. With
+    `step` (one forward and backward of the whole model, which the ranks run together), the rest of its time per layer is the
+    non-MoE time, a third of it forward; without, that is zero.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    if not layers:
+        raise InvalidModel("the model has no MoELayer to measure; make one with moeyard.runtime.MoELayer")
+    layer = layers[0]
+    inner, hidden = layer.down.shape[2], layer.down.shape[1]
+    weights = 3 * hidden * inner
+    size = layer.down.element_size()
+    flops = 2.0 * weights
+    seconds = _slowest(_expert_seconds(layer, yard, rows, repeat), yard)
+    rate = flops * rows / seconds
+    forward = backward = 0.0
+    if step is not None:
+        total, inside = _step_seconds(layers, step, yard, repeat)
+        rest = max(0.0, _slowest(total - inside, yard)) / len(layers)
+        forward, backward = rest / 3, rest * 2 / 3
+    return ModelSpec(
+        row_bytes=hidden * size,
+        expert_bytes=weights * size,
+        expert_flops=flops,
+        flops=rate,
+        non_moe_forward=forward,
+        non_moe_backward=backward,
+        layers=len(layers),
+        activation_bytes=(hidden + 3 * inner) * size,
+    )
+
+
+def measure_links(yard: Links, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> Cluster:
+    """The yard's cluster with measured scale-up and scale-out rates, alike on every rank.
+
+    Each network is timed by a ring of messages, all ranks at once: once tiny (latency), once `rows_bytes` long (bandwidth).
+    A network that does not exist (one rank per node, one node) keeps its figures.
+    """
+    cluster, per = yard.cluster, yard.cluster.ranks_per_node
+    found: dict[str, Port] = {}
+    rank_R = np.arange(yard.size)
+    inside = rank_R // per * per + (rank_R + 1) % per
+    for name, there, target in (
+        ("scale_up", per > 1, inside),
+        ("scale_out", cluster.nodes > 1, (rank_R + per) % yard.size),
+    ):
+        if not there:
+            continue
+        tiny = _ring_seconds(yard, target, 8, repeat)
+        long = _ring_seconds(yard, target, rows_bytes, repeat)
+        found[name] = Port(rows_bytes / max(long - tiny, 1e-9), tiny)
+    return cluster.but(**found)
+
+
+def remeasure(yard: Links, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
+    """The yard's cluster with every nic's factor as it is now, alike on every rank: for a rail that became slow, or fast.
+
+    In turn k every node sends `size` bytes on each rail to the node k places on, all at once. A nic's rate is that of its best
+    message, sent or received: a healthy one has at least one healthy partner (with two nodes both ends of a slow rail
+    count as slow, which plans alike). Factors are relative to the cluster's scale-out rate and never above 1; within a
+    tenth of 1 they are 1. A dead nic stays dead.
+    """
+    cluster, per = yard.cluster, yard.cluster.ranks_per_node
+    best = np.zeros(cluster.rails.shape)
+    carrier_R = np.zeros(yard.size, np.bool_)
+    carrier_R[(np.arange(cluster.nodes)[:, None] * per + cluster.carrier_M).ravel()] = True
+    for shift in range(1, cluster.nodes):
+        to = (np.arange(yard.size) + shift * per) % yard.size
+        seconds = _message_seconds(yard, to, carrier_R, size, repeat)
+        for r in np.flatnonzero(np.isfinite(seconds)).tolist():
+            rate = size / max(seconds[r] - cluster.scale_out.latency, 1e-9)
+            for at in (cluster.nic(r), cluster.nic(int(to[r]))):
+                best[at] = max(best[at], rate)
+    factor = np.minimum(best / cluster.scale_out.bandwidth, 1.0)
+    factor[factor > 0.9] = 1.0
+    return cluster.but(rails=np.where(cluster.rails > 0, factor.round(3), 0.0))
+
+
+def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
+    """[rank]: the least seconds of its message on its own rail; nan where it sends none. Alike on every rank.
+
+    The receiver says how long it took: a send is done when the last byte is in the kernel's buffer. The least, since
+    what disturbs a measurement makes it longer.
+    """
+    cluster, me = yard.cluster, yard.rank
+    alive = np.array([cluster.rails[cluster.nic(r)] > 0 for r in range(yard.size)])
+    sends = carrier_R & alive & alive[to]
+    source = int(np.flatnonzero(to == me)[0])
+    out, into = torch.zeros((2, size), dtype=torch.uint8, device=yard.device)
+    receives = [Bare(source, into)] if sends[source] else []
+    posts = [Bare(int(to[me]), out)] if sends[me] else []
+    took = []
+    for _ in range(repeat):
+        _wait(yard)
+        dist.barrier(group=yard.control.group)
+        start = time.perf_counter()
+        arriving, leaving = yard.transport.post(receives, posts)
+        for work in arriving:
+            work.wait()
+        if arriving:
+            if yard.device.type == "cuda":  # there a wait is the stream's, not ours
+                torch.cuda.current_stream(yard.device).synchronize()
+            took.append(time.perf_counter() - start)
+        for work in leaving:
+            work.wait()
+    own = torch.full((yard.size,), -1.0, dtype=torch.float64)
+    if took:
+        own[source] = min(took)
+    dist.all_reduce(own, dist.ReduceOp.MAX, group=yard.control.group)
+    found = own.numpy()
+    return np.where(found < 0, np.nan, found)
+
+
+def _ring_seconds(yard: Links, target: Any, size: int, repeat: int) -> float:
+    """One row of `size` bytes from every rank to its target."""
+    rows = np.zeros((yard.size, yard.size), np.int64)
+    rows[np.arange(yard.size), target] = 1
+    plan = yard.plan(Traffic(rows, size))
+    source = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
+    output = torch.zeros((1, size), dtype=torch.uint8, device=yard.device)
+    return _slowest(_median(lambda: yard.exchange(plan, False, output, source), yard, repeat), yard)
+
+
+def _expert_seconds(layer: MoELayer, yard: Links, rows: int, repeat: int) -> float:
+    """Forward of `rows` rows spread over the home experts; 0 on a rank that owns none."""
+    experts = len(layer.own)
+    if experts == 0:
+        return 0.0
+    counts = np.full(experts, rows // experts)
+    counts[: rows % experts] += 1
+    route: Any = _Groups(tuple(counts.tolist()), to_device(np.cumsum(counts), layer.down.device, torch.int32))
+    x = torch.randn(rows, layer.down.shape[1], dtype=layer.down.dtype, device=layer.down.device)
+
+    def compute() -> None:
+        gate, up = grouped_linear(x, layer.gate_up, route).chunk(2, dim=-1)
+        grouped_linear(layer.activation(gate) * up, layer.down, route)
+
+    with torch.no_grad():
+        return _median(compute, yard, repeat)
+
+
+class _Groups:
+    """The part of a Route that grouped_linear reads."""
+
+    def __init__(self, counts: tuple[int, ...], ends: torch.Tensor) -> None:
+        self.counts, self.ends = counts, ends
+
+
+def _step_seconds(
+    layers: list[MoELayer], step: Callable[[], Any], yard: Links, repeat: int
+) -> tuple[float, float]:
+    """(median seconds of a step, of which in the MoE layers: three times their forward)."""
+    inside = [0.0]
+    began = [0.0]
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        _wait(yard)
+        began[0] = time.perf_counter()
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        _wait(yard)
+        inside[0] += time.perf_counter() - began[0]
+
+    hooks = [
+        hook
+        for layer in layers
+        for hook in (layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave))
+    ]
+    try:
+        total = _median(step, yard, repeat)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total, 3 * inside[0] / (repeat + 1)
+
+
+def _median(function: Callable[[], Any], yard: Links, repeat: int) -> float:
+    function()
+    seconds = []
+    for _ in range(repeat):
+        _wait(yard)
+        start = time.perf_counter()
+        function()
+        _wait(yard)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _wait(yard: Links) -> None:
+    if yard.device.type == "cuda":
+        torch.cuda.synchronize(yard.device)
+
+
+def _slowest(value: float, yard: Links) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=yard.control.group)
+    return float(tensor)

@@ -1,0 +1,34 @@
+"""How a yard plans: the same on every rank, and compared before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeyard.choices import check_choices
+from moeyard.cluster import Cluster
+from moeyard.model import ModelSpec
+from moeyard.runtime.agree.digests import cluster_digest, small_digest
+from moeyard.version import __version__
+
+
+@dataclass(frozen=True)
+class Options:
+    """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
+    None for the backend's own."""
+
+    scheduler: str = "auto"
+    planner: str = "static"
+    slots: int | None = None
+    policy: str = "auto"
+    model: ModelSpec | None = None
+    transport: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self.scheduler, self.planner, self.policy)
+
+    def digest(self, cluster: Cluster | None) -> int:
+        """What ranks compare: the version, the cluster and all of this."""
+        network = 0 if cluster is None else cluster_digest(cluster)
+        return small_digest(
+            __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport
+        )  # fmt: skip

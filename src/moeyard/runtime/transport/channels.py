@@ -1,0 +1,209 @@
+"""The process groups that carry messages: inside nodes, along rails, and across them.
+
+A channel (b, v) carries node k -> node f where b is the lowest bit in which k and f differ and v is bit b of k. In one
+channel a rank only sends or only receives: gloo's bulk data and "ready" messages then never share a connection, and on
+NCCL sends and receives run on separate communicators, so that separate chains overlap.
+
+    gloo                   one group of all ranks per channel
+    gloo with interfaces   one group per channel and rail of all ranks on nodes where the rail lives, bound to its interface
+    nccl                   one group of the ranks of a rail per channel, and one of all ranks for cross-rail messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moeyard.cluster import Cluster
+from moeyard.errors import InvalidCluster
+from moeyard.runtime.faults.rails import still_alive
+
+RAIL_BACKEND = "moeyard_rail"
+CROSS = -1  # the rail of a message between ranks whose nics share no rail
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One direction to or from a peer: a group, the peer's rank in it, and the rail it rides (None inside a node)."""
+
+    group: dist.ProcessGroup
+    peer: int
+    rail: int | None
+
+
+def channel(src_node: int, dst_node: int) -> tuple[int, int]:
+    """(lowest bit in which the nodes differ, that bit of the sender)."""
+    differ = src_node ^ dst_node
+    bit = (differ & -differ).bit_length() - 1
+    return bit, src_node >> bit & 1
+
+
+def make_group(ranks: Sequence[int], backend: str, timeout: float, options: Any = None) -> dist.ProcessGroup:
+    """A new group. Every rank of the world calls this, members or not, in the same order."""
+    group: dist.ProcessGroup = dist.new_group(
+        list(ranks), timeout=timedelta(seconds=timeout), backend=backend, pg_options=options
+    )
+    return group
+
+
+def register_rail_backend() -> None:
+    """gloo ignores pg_options; this backend takes the name of an interface there."""
+    if RAIL_BACKEND.upper() in dist.Backend._plugins:
+        return
+
+    def create(options: Any, interface: Any) -> Any:
+        gloo: Any = dist.distributed_c10d.ProcessGroupGloo
+        own = gloo._Options()
+        own._timeout = options.timeout
+        own._devices = [gloo.create_device(interface=interface)]
+        own._threads = 2
+        return gloo(options.store, options.group_rank, options.group_size, own)
+
+    dist.Backend.register_backend(RAIL_BACKEND, create, extended_api=True, devices=["cpu"])
+
+
+class Channels:
+    """All groups of the expert-parallel groups in `families`, of which this rank is in one."""
+
+    def __init__(
+        self,
+        families: dict[tuple[int, ...], Cluster],
+        rank: int,
+        cluster: Cluster,
+        backend: str,
+        timeout: float,
+        interfaces: Sequence[str] | None,
+        control: dist.ProcessGroup,
+        spare: str | None = None,
+    ) -> None:
+        """families: each with its cluster, alike but for their rails. spare: an interface that is no rail, for nodes that share
+        none. control: a gloo group of this rank's family. On one node it carries the rows too: a group costs threads,
+        and waking those of two takes longer than of one."""
+        self.rank, self.cluster, self.backend = rank, cluster, backend
+        self.bound, self.spare = interfaces is not None, spare
+        if interfaces is not None:
+            if backend != "gloo":
+                raise InvalidCluster(
+                    f"interfaces bind gloo groups, but the backend is {backend}; leave them out"
+                )
+            if len(interfaces) != cluster.nics_per_node:
+                raise InvalidCluster(
+                    f"{len(interfaces)} interfaces for {cluster.nics_per_node} nics per node; name one per rail"
+                )
+            register_rail_backend()
+        self.groups: list[dist.ProcessGroup] = []
+        self.local: Any = None  # the ranks of this node
+        self._rails: dict[tuple[int, int, int], dist.ProcessGroup] = {}  # (rail, b, v)
+        bits = (cluster.nodes - 1).bit_length()
+        keys = [(b, v) for b in range(bits) for v in (0, 1)]
+        self._world = dist.get_rank()
+        per = cluster.ranks_per_node
+        shared = cluster.nodes == 1 and backend == "gloo"
+        if shared:
+            self.local = control
+        for family, theirs in families.items():
+            mine = self._world in family
+            for node in range(cluster.nodes) if per > 1 and not shared else ():
+                group = self._make(family[node * per : (node + 1) * per], backend, timeout)
+                if mine and group is not None:
+                    self.local = group
+            for rail, members, name in self._rail_members(family, theirs, interfaces):
+                for b, v in keys:
+                    options = name if self.bound and name is not None else None
+                    group = self._make(members, RAIL_BACKEND if options else backend, timeout, options)
+                    if mine and group is not None:
+                        self._rails[rail, b, v] = group
+            if mine:
+                self.family = list(family)
+        self.retarget(cluster)
+
+    def _rail_members(
+        self, family: Sequence[int], cluster: Cluster, interfaces: Sequence[str] | None
+    ) -> list[tuple[int, Sequence[int], str | None]]:
+        """(rail, members, interface) of every kind of scale-out group."""
+        if cluster.nodes == 1:
+            return []
+        everyone: list[tuple[int, Sequence[int], str | None]] = [(CROSS, family, self.spare)]
+        if interfaces is not None:
+            bound: list[tuple[int, Sequence[int], str | None]] = []
+            for rail, name in enumerate(interfaces):
+                live = [family[r] for r in range(len(family)) if cluster.rails[cluster.node(r), rail] > 0]
+                if len(live) > cluster.ranks_per_node:
+                    bound.append((rail, live, name))
+            return bound if still_alive(cluster).all() else [*bound, *everyone]
+        if self.backend == "gloo":
+            return everyone
+        nic = [cluster.nic(r)[1] for r in range(cluster.num_ranks)]
+        along: list[tuple[int, Sequence[int], str | None]] = [
+            (rail, [family[r] for r in range(len(family)) if nic[r] == rail], None)
+            for rail in range(cluster.nics_per_node)
+        ]
+        return [*along, *everyone]
+
+    def _make(self, ranks: Sequence[int], backend: str, timeout: float, options: Any = None) -> Any:
+        group = make_group(ranks, backend, timeout, options)
+        if self._world not in ranks:
+            return None
+        self.groups.append(group)
+        return group
+
+    def retarget(self, cluster: Cluster) -> None:
+        """Choose each peer's group anew: at start, and when a rail dies."""
+        self.cluster = cluster
+        ranks = range(cluster.num_ranks)
+        self.send_to: list[Any] = [self._port(self.rank, peer, peer) for peer in ranks]
+        # Port, but None for the rank itself
+        self.receive_from: list[Any] = [self._port(peer, self.rank, peer) for peer in ranks]
+
+    def rail(self, src: int, dst: int) -> int | None:
+        """The rail that carries src -> dst; None inside a node; CROSS over the spine.
+
+        A node's interfaces serve all its ranks on gloo, so there a cross-rail message rides a rail that lives at both ends.
+        """
+        k, i = self.cluster.nic(src)
+        f, j = self.cluster.nic(dst)
+        if k == f:
+            return None
+        if i == j and not self.bound:
+            return i
+        rails = self.cluster.rails
+        for rail in (j, i, *range(self.cluster.nics_per_node)) if self.bound else ():
+            if rails[k, rail] > 0 and rails[f, rail] > 0:
+                return int(rail)
+        return CROSS
+
+    def _port(self, src: int, dst: int, peer: int) -> Port | None:
+        if src == dst:
+            return None
+        return self.port_on(src, dst, peer, self.rail(src, dst))
+
+    def port_on(self, src: int, dst: int, peer: int, rail: int | None) -> Port:
+        """What carries src -> dst on this rail (None: inside the node). `peer`: the end that this rank is not."""
+        if rail is None:
+            group = self.local
+        else:
+            b, v = channel(self.cluster.node(src), self.cluster.node(dst))
+            plain = not self.bound and self.backend == "gloo"
+            group = self._rails.get((CROSS if plain else rail, b, v))
+        if group is None:  # a mark_dead that this backend has no group for
+            raise InvalidCluster(
+                f"no group carries rank {src} -> rank {dst} (rail {rail}); make the Yard anew"
+            )
+        return Port(group, dist.get_group_rank(group, self.family[peer]), rail)
+
+    def warm(self, device: torch.device) -> None:
+        """One tiny collective per group: connections and communicators exist before the first step."""
+        for group in self.groups:
+            dist.all_reduce(torch.ones(1, device=device), group=group)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def close(self) -> None:
+        for group in self.groups:
+            dist.destroy_process_group(group)
+        self.groups.clear()

@@ -1,0 +1,104 @@
+"""Every process group of a yard. All ranks of the world make all groups, members or not, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from moeyard.errors import InvalidCluster
+from moeyard.runtime.faults.rails import common_rail
+from moeyard.runtime.transport.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
+from moeyard.runtime.transport.world import World
+
+
+class Groups:
+    """Made at a yard's start, and anew after a lost rail.
+
+    control: gloo, of the expert-parallel group, for small values. channels: what carries rows. dense: of the ranks that share
+    the dense parameters; dense_control: the same for small values, on CPU. data: of the ranks with the same experts, if any.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        families = list(world.families)
+        control = {f: self._control_group(f) for f in families}
+        self.control = control[world.ranks]
+        self.channels = Channels(
+            world.families, world.rank, world.cluster, world.backend, world.timeout, world.interfaces,
+            self.control, world.management,
+        )  # fmt: skip
+        self._own: list[Any] = [self.control]
+        self._background: Any = None
+        self.dense: Any = None
+        self.dense_control: Any = None
+        self.data: Any = None
+        for fellow in world.fellows:
+            self._fellow_groups(fellow, [f for f in families if set(f) <= set(fellow)])
+
+    def _fellow_groups(self, fellow: Sequence[int], families: list[tuple[int, ...]]) -> None:
+        if len({len(f) for f in families}) != 1 or sum(map(len, families)) != len(fellow):
+            raise InvalidCluster(
+                f"ranks {list(fellow)} do not divide into expert-parallel groups of one size: {families}; "
+                f"give every rank a group of the same size"
+            )
+        group = self._wide_group(fellow)
+        apart = self._world.backend != "gloo" or self._world.management is not None
+        plain = self._control_group(fellow) if apart else group
+        if dist.get_rank() in fellow:
+            self.dense, self.dense_control = group, plain
+            self._own += [group] if plain is group else [group, plain]
+        for position in range(len(families[0]) if len(families) > 1 else 0):
+            data = [f[position] for f in families]
+            group = self._wide_group(data)
+            if dist.get_rank() in data:
+                self.data = group
+                self._own.append(group)
+
+    @property
+    def background(self) -> Any:
+        """A gloo group of its own, for what runs behind the training and must never meet its collectives. Made when first
+        used, by all ranks at once."""
+        if self._background is None:
+            self._background = dist.new_group(
+                dist.get_process_group_ranks(self.dense_control),
+                timeout=timedelta(seconds=self._world.timeout),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+            self._own.append(self._background)
+        return self._background
+
+    def _control_group(self, ranks: Sequence[int]) -> Any:
+        """For small values: on the management interface where there is one, so that no rail matters."""
+        world = self._world
+        if world.management is None:
+            return make_group(ranks, "gloo", world.timeout)
+        register_rail_backend()
+        return make_group(ranks, RAIL_BACKEND, world.timeout, world.management)
+
+    def _wide_group(self, ranks: Sequence[int]) -> Any:
+        """For gradients, between any ranks: each on its own rail, or on one that lives on every node."""
+        world = self._world
+        if world.interfaces is None:
+            return make_group(ranks, world.backend, world.timeout)
+        rails = np.min([c.rails.min(axis=0) for c in world.families.values()], axis=0)
+        shared = world.cluster.but(rails=np.broadcast_to(rails, world.cluster.rails.shape))
+        return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
+
+    def close(self) -> None:
+        self.channels.close()
+        for group in self._own:
+            dist.destroy_process_group(group)
+
+
+def own_rail_group(world: World, ranks: Sequence[int], rail: int | None) -> Any:
+    """A group that this rank joins on the interface of this rail; None: on the management interface, if there is one."""
+    if world.interfaces is None:
+        return make_group(ranks, world.backend, world.timeout)
+    register_rail_backend()
+    name = world.management if rail is None else world.interfaces[rail]
+    return make_group(ranks, RAIL_BACKEND if name else world.backend, world.timeout, name)

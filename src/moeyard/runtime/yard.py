@@ -1,0 +1,328 @@
+"""The yard: everything that the exchanges of one expert-parallel group need, each part an object of its own.
+
+    options      how it plans                          options.py
+    world        ranks, clusters, interfaces           transport/world.py
+    groups       process groups                        transport/groups.py
+    guard        what went wrong, and where ranks are  faults/guard.py
+    agreement    counts, order of calls, plans         agree/agreement.py
+    transport    what carries the rows                 transport/api.py
+    workspace    memory for replicas                   transport/buffers.py
+
+A lost rail takes groups, guard, agreement and transport with it; `recover` makes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from moeyard.arrays import IntArray
+from moeyard.cluster import Cluster
+from moeyard.errors import InvalidCluster
+from moeyard.model import ModelSpec
+from moeyard.runtime.agree.agreement import Agreement
+from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.plans import Plan, PlanCache
+from moeyard.runtime.agree.watcher import Watcher
+from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
+from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.faults.guard import Guard
+from moeyard.runtime.faults.hear import Meeting, find_dead
+from moeyard.runtime.faults.rails import without
+from moeyard.runtime.options import Options
+from moeyard.runtime.roles import Accelerator
+from moeyard.runtime.transport.api import Deck, Observer, Pending
+from moeyard.runtime.transport.buffers import Workspace
+from moeyard.runtime.transport.channels import Channels
+from moeyard.runtime.transport.detect import lab_place
+from moeyard.runtime.transport.family import choose_transport
+from moeyard.runtime.transport.groups import Groups
+from moeyard.runtime.transport.world import Wanted, Where, device_of, group_of, members_of, see_world
+from moeyard.traffic import Traffic
+
+_count = 0  # yards made by this process: their number names them in the store
+
+
+class Yard:
+    """Everything that the expert-parallel exchanges of one group need.
+
+    `where`: a ProcessGroup (default: the whole world) or a DeviceMesh of one dimension (expert parallel) or two (data
+    parallel x expert parallel, the last dimension or the one named "ep"). Every rank of the world makes the yard, with
+    the same options; each expert-parallel group then exchanges for itself, and `data_group` joins the ranks that hold
+    the same experts.
+
+    planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
+    the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
+    interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
+    transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
+    out plans. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather,
+    plan and finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
+    """
+
+    # No others: what is set on a yard from outside and read by nobody is an error, not silence.
+    __slots__ = (
+        "__weakref__",
+        "_group",
+        "_observer",
+        "_store",
+        "_transport_of",
+        "_watcher",
+        "accelerator",
+        "agreement",
+        "device",
+        "generation",
+        "groups",
+        "guard",
+        "options",
+        "rank",
+        "size",
+        "transport",
+        "workspace",
+        "world",
+    )
+
+    def __init__(
+        self,
+        where: Where = None,
+        *,
+        cluster: Cluster | str | None = None,
+        scheduler: str = "auto",
+        planner: str = "static",
+        slots: int | None = None,
+        policy: str = "auto",
+        model: ModelSpec | None = None,
+        interfaces: Sequence[str] | None = None,
+        management: str | None = None,
+        timeout: float = 300.0,
+        transport: str | None = None,
+        observer: Observer | None = None,
+        watcher: Watcher | None = None,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        global _count
+        _count += 1
+        self.options = Options(scheduler, planner, slots, policy, model, transport)
+        self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
+        place = lab_place()
+        given = Cluster.load(cluster) if isinstance(cluster, str) else cluster
+        if given is None and place is not None:
+            given = place.part(members_of(where)[0])
+        self._store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
+        wanted = Wanted(where, given, interfaces, management, timeout, place)
+        self.world = see_world(self._store, wanted, self.options.digest(given))
+        self.rank, self.size = self.world.rank, len(self.world.ranks)
+        self.device = device_of(self.world.backend)
+        self._group, self._transport_of = group_of(where), choose_transport(transport, self.world.backend)
+        self.generation = 0  # grows with every recovery, when all groups are new
+        self.workspace = Workspace()
+        self._open()
+
+    def _open(self) -> None:
+        """Everything that a lost rail takes with it: at start, and anew after `recover`."""
+        self.groups = Groups(self.world)
+        store = PrefixStore(f"g{self.ranks[0]}/{self.generation}", self._store)
+        self.guard = Guard(store, self.rank, self.size, self.world.interfaces is not None)
+        control = Control(self.groups.control, self.size, self.guard.lost)
+        self.agreement = Agreement(control, self.guard, self.rank, self._watcher)
+        self._plan_for(self.cluster)
+        deck = Deck(
+            self.rank, self.device, self._group, self.channels, self.guard, self._observer, self._watcher
+        )
+        self.transport = self._transport_of(deck)
+        self.channels.warm(self.device)
+
+    def _plan_for(self, cluster: Cluster) -> None:
+        self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
+
+    # what roles ask for
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks, in expert-parallel order."""
+        return self.world.ranks
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.world.cluster
+
+    @property
+    def control(self) -> Control:
+        return self.agreement.control
+
+    @property
+    def channels(self) -> Channels:
+        return self.groups.channels
+
+    @property
+    def plans(self) -> PlanCache:
+        return self.agreement.plans
+
+    @property
+    def dense_group(self) -> Any:
+        return self.groups.dense
+
+    @property
+    def dense_control(self) -> Any:
+        return self.groups.dense_control
+
+    @property
+    def data_group(self) -> Any:
+        return self.groups.data
+
+    @property
+    def background_group(self) -> Any:
+        return self.groups.background
+
+    @property
+    def closed(self) -> bool:
+        return self.guard.closed
+
+    # plans and exchanges
+
+    def agree(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        row_bytes: int = 0,
+        dtype: int = 0,
+        grad: bool = False,
+        site: int = 0,
+        flaw: Flaw | None = None,
+    ) -> IntArray:
+        """One small gather: [rank, value], or Mismatch on every rank."""
+        return self.agreement.agree(
+            kind, payload, row_bytes=row_bytes, dtype=dtype, grad=grad, site=site, flaw=flaw
+        )
+
+    def plan(self, traffic: Traffic, also: int = 0) -> Plan:
+        """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
+        that must agree. Every rank calls this with the same traffic."""
+        return self.agreement.plan(traffic, also)
+
+    def start(
+        self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
+    ) -> Pending:
+        """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
+        self._check_device(source)
+        return self.transport.start(plan, backward, output, source, agreed)
+
+    def exchange(
+        self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
+    ) -> None:
+        """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
+
+        agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
+        """
+        self._check_device(source)
+        self.transport.exchange(plan, backward, output, source, agreed)
+
+    def _check_device(self, source: torch.Tensor) -> None:
+        if source.device.type != self.device.type:
+            raise Mismatch(
+                f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "
+                f"{self.device.type} tensors; move the rows there"
+            )
+
+    # changes, by all ranks between the same two exchanges
+
+    def choose(self, **changes: Any) -> None:
+        """Plan with another scheduler, planner, slots, policy or model from now on. Every rank calls this."""
+        self.options = replace(self.options, **changes)
+        self._plan_for(self.cluster)
+
+    def mark_dead(self, node: int, rail: int) -> None:
+        """Plan around a dead nic from now on. Every rank of the yard calls this between the same two exchanges."""
+        cluster = self.cluster
+        if not (0 <= node < cluster.nodes and 0 <= rail < cluster.nics_per_node):
+            raise InvalidCluster(
+                f"no nic {rail} on node {node}: nodes are 0..{cluster.nodes - 1}, rails 0..{cluster.nics_per_node - 1}"
+            )
+        self.set_cluster(without(cluster, [(node, rail)]))
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Plan for these rates and rails from now on; nodes and ranks stay as they are. Every rank calls this."""
+        shape = (self.cluster.nodes, self.cluster.ranks_per_node, self.cluster.nics_per_node)
+        if (cluster.nodes, cluster.ranks_per_node, cluster.nics_per_node) != shape:
+            raise InvalidCluster(f"the yard's groups are for (nodes, ranks, nics) {shape}; make a new Yard")
+        self.world = self.world.but({**self.world.families, self.ranks: cluster})
+        self.channels.retarget(cluster)
+        self._plan_for(cluster)
+
+    # faults
+
+    def whereabouts(self) -> dict[str, Any]:
+        return self.guard.where.told()
+
+    def settle(self) -> None:
+        """Wait until every rank of the world is here, over the control network: before the optimizer steps, say, so that all
+        notice a lost rail while the step can still be repeated."""
+        self.guard.check_open()
+        self.guard.where.state = "settle"
+        try:
+            dist.barrier(group=self.dense_control)
+        except RuntimeError as error:
+            raise self.guard.lost(str(error)) from error
+        self.guard.where.state = "idle"
+
+    def recover(self, error: BaseException, *, seconds: float = 2.0) -> list[tuple[int, int]]:
+        """After a lost rail: find the dead nics with all ranks, plan around them, make the groups anew.
+
+        Every rank of the world calls this with the error that it got: RailLost, or a RuntimeError of torch from a
+        collective outside the yard; any other error is raised again. Gives the (node, rail) that died, alike on all ranks of
+        the group; raises RankLost if none did. What was under way is lost: repeat the step from its beginning.
+        seconds: how long the ranks listen on their nics.
+        """
+        world = self.world
+        if world.interfaces is None or not isinstance(error, (RailLost, RuntimeError)):
+            raise error
+        if self.guard.fault is None:
+            self.guard.lost(str(error))
+        if isinstance(self.guard.fault, RankLost):
+            raise self.guard.fault
+        self.generation += 1
+        store = PrefixStore(f"recover/{self.generation}", self._store)
+        me, patience = (
+            dist.get_rank(),
+            2 * world.timeout + 10,
+        )  # others may still wait, each for its own time-out
+        meeting = Meeting(store, me, range(dist.get_world_size()), patience)
+        dead = find_dead(meeting, me, world.ranks, world.families, world.interfaces, seconds)
+        if not any(dead.values()):
+            raise RankLost(
+                f"{error}; every rail carries messages now: raise timeout= if the network is only slow"
+            )
+        self._shut()
+        self.world = world.but({f: without(cluster, dead[f]) for f, cluster in world.families.items()})
+        self._open()
+        return dead[world.ranks]
+
+    def close(self) -> None:
+        """Finish what runs and destroy the groups that the yard made. Every rank calls this; twice is once."""
+        if not self.closed:
+            self._shut()
+
+    def _shut(self) -> None:
+        self.guard.close()
+        self.transport.close()
+        self.workspace.clear()
+        self.plans.clear()
+        self.groups.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copied model exchanges over the same yard."""
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

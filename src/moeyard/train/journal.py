@@ -1,0 +1,122 @@
+"""What a run leaves: metrics line by line, TensorBoard, timelines, run.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+from moeyard.train.options import MODES, Options
+
+STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
+
+
+def machine() -> str:
+    import os
+
+    return f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
+
+
+def checkpoint_folder(options: Options, mode: str) -> str:
+    return str(Path(options.out) / mode / "checkpoints")
+
+
+class Journal:
+    """The folder of one mode. Every rank has one; rank 0 writes."""
+
+    def __init__(self, options: Options, mode: str, rank: int, first: int = 0, progress: Any = None) -> None:
+        """first: the step that training begins or goes on with; what an earlier run wrote from there on is dropped."""
+        self.options, self.mode, self.rank, self.progress = options, mode, rank, progress
+        self.folder = Path(options.out) / mode
+        self.checkpoints = checkpoint_folder(options, mode)
+        self.steps: list[dict[str, Any]] = []
+        self.stopped = False
+        self._asked = False
+        self._board: Any = None
+        if rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / "metrics.jsonl"
+            old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            kept = [line for line in old if json.loads(line)["step"] < first]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8")
+            self._board = _board(self.folder)
+        signal.signal(signal.SIGINT, lambda *_: setattr(self, "_asked", True))
+
+    def stop_asked(self) -> bool:
+        """Ctrl-C here, or the run's stop file."""
+        return self._asked or (self.rank == 0 and (Path(self.options.out) / STOP).exists())
+
+    def step(self, step: int, metrics: dict[str, Any]) -> None:
+        entry = {"step": step, **metrics}
+        self.steps.append(entry)
+        if self.rank == 0:
+            self._write(entry)
+            if self._board is not None:
+                for key, value in metrics.items():
+                    if isinstance(value, float):
+                        self._board.add_scalar(key, value, step)
+            if self.progress is not None:
+                self.progress(self.mode, entry)
+
+    def event(self, step: int, name: str, detail: str) -> None:
+        if self.rank == 0:
+            self._write({"event": name, "step": step, "detail": detail})
+            if self.progress is not None:
+                self.progress(self.mode, {"event": name, "step": step, "detail": detail})
+
+    def cause_faults(self, step: int) -> None:
+        """Break, slow or mend a rail of the lab when its step has come; for experiments."""
+        for at, what, node, rail, factor in self.options.faults:
+            if at == step and self.rank == 0:
+                from moeyard import lab
+
+                if what == "slow":
+                    lab.slow_rail(node, rail, factor)
+                else:
+                    {"break": lab.break_rail, "mend": lab.mend_rail}[what](node, rail)
+                detail = f"node {node} rail {rail}" + (
+                    f" at {factor:g} of its rate" if what == "slow" else ""
+                )
+                self.event(step, f"lab {what}", detail)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if self.rank == 0:
+            self._file.close()
+            if self._board is not None:
+                self._board.close()
+
+    def summary(self) -> dict[str, Any]:
+        """Medians over the steps after the warm-up; the last loss; mean rows per rail."""
+        import numpy as np
+
+        steps = self.steps[self.options.warmup :] or self.steps
+
+        def middle(key: str) -> float:
+            return float(statistics.median(s[key] for s in steps))
+
+        names = ("exchange_s", "wait_s", "plan_s", "x_bound", "balancedness", "overload", "tokens_per_s")
+        rails = {
+            way: np.mean([s["rows_per_rail"][way] for s in steps], axis=0).round(1).tolist()
+            for way in ("out", "in")
+        }
+        return {
+            "iteration_s": middle("seconds"), **{name: middle(name) for name in names},
+            "loss": self.steps[-1]["loss"], "steps": len(self.steps), "what": MODES[self.mode][0], "rows_per_rail": rails,
+        }  # fmt: skip
+
+
+def _board(folder: Path) -> Any:
+    """TensorBoard's writer; None where it is not installed: the JSON lines hold the same."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))
