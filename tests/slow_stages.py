@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 LEVELS = 32
 
 
@@ -61,7 +63,7 @@ def slow_assemble(wire, early, late, nodes, inside, per_node, barrier):
     for g in groups:
         for kind in ("balance", "spread"):
             chain = [s for s in order if s[:2] == (kind, g)]
-            for before, stage in zip(chain, chain[1:], strict=False):
+            for before, stage in pairwise(chain):
                 names[stage].add(number[before])
             if inside and chain:
                 first = number["local",]
@@ -89,5 +91,3 @@ def slow_assemble(wire, early, late, nodes, inside, per_node, barrier):
         for w, k, f, lo, hi, e, l in sorted(messages, key=lambda m: m[1] * nodes + m[2])
     ]  # fmt: skip
     return order, [sorted(names[stage]) for stage in order], by_pair
-
-

@@ -123,7 +123,9 @@ def test_no_piece_takes_longer_than_the_longest(rows, longest):
     pieces, seconds = in_pieces(rows * 0.25, rows, longest, 2.0)
     expected = np.minimum(np.maximum(np.ceil(rows * 0.25 / longest), 1), rows)
     np.testing.assert_array_equal(pieces, expected)
-    np.testing.assert_array_equal(seconds, np.where(rows > 0, rows * 0.25 / np.maximum(expected, 1) + 2.0, 0.0))
+    np.testing.assert_array_equal(
+        seconds, np.where(rows > 0, rows * 0.25 / np.maximum(expected, 1) + 2.0, 0.0)
+    )
 
 
 @given(rows=node_matrices(), least=st.sampled_from([0, 20, 10**7]))
@@ -140,12 +142,20 @@ def test_waves_cut_every_pair_alike(rows, least):
     assert waves(rows, np.full(rows.shape, float(least)), cuts).T.tolist() == expected
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), max_size=30), st.lists(st.integers(0, 2), min_size=3, max_size=3))
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), max_size=30),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+)
 def test_longest_first_takes_the_rail_that_is_through_first(chunks, speeds):
     """Two nodes, three rails of different speed, some of them dead."""
     speeds = speeds if any(speeds) else [1, 1, 1]
     chunks = sorted(chunks, key=lambda chunk: -chunk[1])
-    to = np.array([[[l if speed and k != f else -1 for l, speed in enumerate(speeds)] for f in range(2)] for k in range(2)])
+    to = np.array(
+        [
+            [[l if speed and k != f else -1 for l, speed in enumerate(speeds)] for f in range(2)]
+            for k in range(2)
+        ]
+    )
     weight = np.where(to >= 0, np.array(speeds) * 4, 0)
     src, rows = np.array([k for k, _ in chunks], np.int64), np.array([n for _, n in chunks], np.int64)
     load, expected = [[0.0] * 3, [0.0] * 3], []

@@ -26,10 +26,23 @@ def far_apart(cluster: Cluster) -> Cluster:
     return cluster.but(datacenters=many, wan=cluster.wan or Port(2e9, 1e-4))
 
 
+def slow_way(cluster: Cluster, rank: int, gate: int) -> tuple[int, int]:
+    """Who carries a rank's rows: at its own node, and at the gateway's on the same rail, or whoever stands in for them."""
+    if cluster.node(rank) == cluster.node(gate):
+        return rank, rank
+
+    def carrier(rank: int) -> int:
+        node, nic = cluster.nic(int(cluster.stand_in_R[rank]))
+        return node * cluster.ranks_per_node + int(cluster.carrier_M[nic])
+
+    near = carrier(rank)
+    return near, carrier(cluster.node(gate) * cluster.ranks_per_node + near % cluster.ranks_per_node)
+
+
 def slow_transfers(form: Relays) -> list[tuple[int, ...]]:
     """Row by row: which chain and piece it is in, and the hops of its way."""
     plan, rows, cluster = form.plan, form.traffic.rows, form.cluster
-    per, ranks = cluster.ranks_per_node, cluster.num_ranks // cluster.datacenters
+    ranks = cluster.num_ranks // cluster.datacenters
     planes = plan.gate.shape[1] // cluster.datacenters
     found: dict[tuple[int, ...], list[int]] = {}
     for A in range(cluster.datacenters):
@@ -49,14 +62,13 @@ def slow_transfers(form: Relays) -> list[tuple[int, ...]]:
                 _, _, g, first, size, turn = plan.chains[:, chain].tolist()
                 place = (at - first - turn) % size
                 piece = next(
-                    p for p, (c, lo, hi, _) in enumerate(plan.pieces.T.tolist()) if c == chain and lo <= place < hi
+                    p
+                    for p, (c, lo, hi, _) in enumerate(plan.pieces.T.tolist())
+                    if c == chain and lo <= place < hi
                 )
-                out, into = A * planes + g, B * planes + g
-                way = [
-                    o, plan.via[0, out, o // per % (ranks // per)], plan.gate[0, out], plan.gate[1, into],
-                    plan.via[1, into, t // per % (ranks // per)], t,
-                ]  # fmt: skip
-                for hop in range(5):
+                a, b = plan.gate[0, A * planes + g], plan.gate[1, B * planes + g]
+                way = [o, *slow_way(cluster, o, a), a, b, *reversed(slow_way(cluster, t, b)), t]
+                for hop in range(7):
                     if way[hop] != way[hop + 1]:
                         key = (int(plan.stage[piece, hop]), int(way[hop]), int(way[hop + 1]), o, t)
                         found.setdefault(key, []).append(i)
@@ -71,7 +83,8 @@ def test_every_row_takes_the_way_of_its_piece(job):
         table = form.table()
         rows = [(*t[:5], t[5] + i) for t in table.tolist() for i in range(t[6])]
         assert sorted(rows) == slow_transfers(form)
-        np.testing.assert_array_equal(form.messages, merge_messages(table))
+        assert sorted(form.messages.tolist()) == merge_messages(table).tolist()
+        assert (np.diff(form.messages[:, 0]) >= 0).all()
 
 
 @given(job=jobs())
@@ -79,7 +92,7 @@ def test_gateways_are_the_fastest_nics_of_their_datacenters(job):
     cluster = far_apart(job[0])
     for planes in (1, 2):
         per, each = cluster.ranks_per_node, cluster.nodes_per_datacenter
-        gate, via = gateways(cluster.rails, cluster.carrier_M, per, each, planes)
+        gate = gateways(cluster.rails, cluster.carrier_M, per, each, planes)
         for A in range(cluster.datacenters):
             nodes = range(A * each, A * each + each)
             best = cluster.rails[list(nodes)].max()
@@ -88,9 +101,6 @@ def test_gateways_are_the_fastest_nics_of_their_datacenters(job):
                     rank = gate[way, A * planes + g]
                     assert rank // per in nodes
                     assert cluster.rails[cluster.nic(rank)] == best
-                    for n, k in enumerate(nodes):
-                        by = via[way, A * planes + g, n]
-                        assert by == rank if rank // per == k else cluster.rails[cluster.nic(by)] == cluster.rails[k].max()
             if planes == 1 and (cluster.rails[gate[0, A] // per] == best).sum() > 1:
                 assert cluster.nic(gate[0, A]) != cluster.nic(gate[1, A])
 
@@ -146,7 +156,9 @@ def test_one_datacenter_is_shunt():
 def test_parts_beside_one_another_keep_their_own_stages():
     cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
     rows = np.arange(16).reshape(4, 4)
-    first, second = (my.schedule(cluster, Traffic(part, 8), "fast") for part in (rows * (rows % 2), rows * (1 - rows % 2)))
+    first, second = (
+        my.schedule(cluster, Traffic(part, 8), "fast") for part in (rows * (rows % 2), rows * (1 - rows % 2))
+    )
     both = my.Schedule(cluster, Traffic(rows, 8), Beside((first.form, second.form)), "both")
     my.verify(both)
     moved = [tuple(stage + first.num_stages for stage in names) for names in second.after]

@@ -166,7 +166,9 @@ def test_the_busiest_rail_of_longest_first_is_within_grahams_bound(cluster, data
     for node in range(cluster.nodes):
         own = wire[wire.src // per == node]
         load = np.bincount(cluster.port_R[own.src] - node * nics, own.rows, nics)
-        pieces = [min(chunk, rows - at) for rows in own_blocks(traffic, node, per) for at in range(0, rows, chunk)]
+        pieces = [
+            min(chunk, rows - at) for rows in own_blocks(traffic, node, per) for at in range(0, rows, chunk)
+        ]
         assert load.sum() == sum(pieces)
         longest = sorted(pieces, reverse=True)
         pair = sum(longest[nics - 1 : nics + 1]) if len(longest) > nics else 0

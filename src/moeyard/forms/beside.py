@@ -29,7 +29,10 @@ class Beside:
         each = [part.stages for part in self.parts]
         names = [stages.after + first for stages, first in zip(each, self._first, strict=False)]
         edges = [int(stages.after_ptr[-1]) for stages in each]
-        ptr = [stages.after_ptr[:-1] + before for stages, before in zip(each, accumulate(edges, initial=0), strict=False)]
+        ptr = [
+            stages.after_ptr[:-1] + before
+            for stages, before in zip(each, accumulate(edges, initial=0), strict=False)
+        ]
         return Stages(
             frozen(np.concatenate([stages.scale_out for stages in each])),
             frozen(np.concatenate([*ptr, [sum(edges)]])),

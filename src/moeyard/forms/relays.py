@@ -17,8 +17,8 @@ from moeyard.traffic import Traffic
 
 @dataclass(frozen=True, eq=False)
 class Relays:
-    """Rows between datacenters: gathered inside one, first over scale-up, then over scale-out, at a gateway; sent to a gateway of the
-    other in a few large messages; and spread from there the same way. `plan` says who and in which pieces."""
+    """Rows between datacenters: gathered inside one at a gateway; sent to a gateway of the other in a few large messages; and spread
+    from there the same way. `plan` says who and in which pieces."""
 
     cluster: Cluster
     traffic: Traffic  # between datacenters only
@@ -41,7 +41,7 @@ class Relays:
 
     @cached_property
     def messages(self) -> IntArray:
-        """[message, (stage, src, dst, rows)], sorted."""
+        """[message, (stage, src, dst, rows)], in stage order."""
         return frozen(relay_messages(self.plan))
 
     def _part(self, receive: bool, rank: int) -> IntArray:

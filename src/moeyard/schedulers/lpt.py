@@ -30,7 +30,9 @@ def schedule_lpt(cluster: Cluster, traffic: Traffic, chunk_bytes: int = CHUNK_BY
     far = _chunks(origin[~inside], target[~inside], rows, most)
     far = far[np.lexsort((far[:, 2], far[:, 1], far[:, 0], -far[:, 3]))]
     near = inside & (origin != target)
-    near_blocks = np.stack([origin[near], target[near], 0 * origin[near], rows[origin[near], target[near]]], 1)
+    near_blocks = np.stack(
+        [origin[near], target[near], 0 * origin[near], rows[origin[near], target[near]]], 1
+    )
     stages, balance, local, wire, spread = _stages(per > 1, cluster.nodes > 1)
     parts = [_hops(local, near_blocks, near_blocks[:, 0], near_blocks[:, 1])]
     if len(far):

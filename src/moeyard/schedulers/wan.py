@@ -11,7 +11,7 @@ from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate
 from moeyard.forms.beside import Beside
-from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.forms.lanes import Pairs
 from moeyard.forms.relays import Relays
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
@@ -49,7 +49,9 @@ def divided(cluster: Cluster, traffic: Traffic) -> tuple[Traffic, Traffic]:
         np.eye(cluster.datacenters, dtype=np.int64),
         np.ones(2 * (cluster.num_ranks // cluster.datacenters,), np.int64),
     )
-    return Traffic(traffic.rows * inside, traffic.row_bytes), Traffic(traffic.rows * (1 - inside), traffic.row_bytes)
+    return Traffic(traffic.rows * inside, traffic.row_bytes), Traffic(
+        traffic.rows * (1 - inside), traffic.row_bytes
+    )
 
 
 def relay_orders(pairs: Pairs, far: Traffic) -> Iterator[Relays]:
@@ -59,24 +61,37 @@ def relay_orders(pairs: Pairs, far: Traffic) -> Iterator[Relays]:
     rows_DD, size_RD, start_RD = datacenter_rows(pairs.by_origin, cluster.nodes_per_datacenter)
     if not rows_DD.any():
         return
-    fastest = cluster.scale_out.bandwidth * cluster.rails.max(axis=1).reshape(cluster.datacenters, -1).max(axis=1)
+    fastest = cluster.scale_out.bandwidth * cluster.rails.max(axis=1).reshape(cluster.datacenters, -1).max(
+        axis=1
+    )
     slowest = float(fastest[rows_DD.any(axis=0) | rows_DD.any(axis=1)].min())
-    planes = max(1, min(math.ceil(wan.bandwidth / slowest), cluster.nodes_per_datacenter * cluster.nics_per_node))
-    gate, via = gateways(
+    planes = max(
+        1, min(math.ceil(wan.bandwidth / slowest), cluster.nodes_per_datacenter * cluster.nics_per_node)
+    )
+    gate = gateways(
         cluster.rails, cluster.carrier_M, cluster.ranks_per_node, cluster.nodes_per_datacenter, planes
     )
     inside, across = cluster.ranks_per_node > 1, cluster.nodes_per_datacenter > 1
-    hand = planes * (slowest if across else cluster.scale_up.bandwidth)
-    ratio = min(max(wan.bandwidth / hand, 1 / 64), 1 / 2)
+    local = cluster.stand_in_R % cluster.ranks_per_node
+    stand_in: IntArray = (
+        cluster.stand_in_R - local + cluster.carrier_M[cluster.nic_G[local]]
+    )  # one flow a nic
+    relayed = across and bool((stand_in != np.arange(cluster.num_ranks)).any())
+    used = np.array([relayed, across, inside, True, inside, across, relayed])
+    # A part's way to the gateway: all nics of its node at once, then its scale-up port.
+    flows = cluster.contention.factor(cluster.nodes_per_datacenter - 1)
+    out = across * flows / (slowest * cluster.nics_per_node)
+    ratio = wan.bandwidth * (inside / cluster.scale_up.bandwidth + out) / planes
+    ratio = min(max(ratio, 1 / 64), 1 / 2)
     row = far.row_bytes / wan.bandwidth
     times = (row, wan.latency, cluster.scale_out.latency + cluster.scale_up.latency)
     for in_turn in (False, True) if cluster.datacenters > 2 else (False,):
         wire = _one_to_one(rows_DD, row, wan.latency) if in_turn else _at_once(rows_DD)
         chains, pieces = in_parts(wire, planes, times, ratio, start_RD, gate)
-        stage, scale_out, ptr, after = relay_stages(
-            chains, pieces, gate.shape[1], cluster.datacenters, inside, across, in_turn
+        stage, scale_out, ptr, after = relay_stages(chains, pieces, gate.shape[1], planes, used, in_turn)
+        plan = Plan(
+            far.rows, size_RD, start_RD, stand_in, gate, chains, pieces, stage, cluster.ranks_per_node
         )
-        plan = Plan(far.rows, size_RD, start_RD, gate, via, chains, pieces, stage, cluster.ranks_per_node)
         yield Relays(cluster, far, Stages(frozen(scale_out), frozen(ptr), frozen(after)), plan)
 
 

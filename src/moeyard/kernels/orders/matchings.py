@@ -50,7 +50,9 @@ def heavy_matchings(work_NN, step):
     for p in range(nodes - 1):
         _unmatch(matching)
         use_edges(matching.edges, unused, threshold)
-        while not match_all(*matching):  # the rows matched so far stay; the others try again at each threshold
+        while not match_all(
+            *matching
+        ):  # the rows matched so far stay; the others try again at each threshold
             threshold = threshold * step if threshold > floor else 0.0  # what is unused always has a matching
             use_edges(matching.edges, unused, threshold)
         for k in range(nodes):

@@ -65,35 +65,24 @@ def _pick(rails_NM, best, count, used, first, last, at):
 
 @kernel
 def gateways(rails_NM, carrier, ranks_per_node, per_datacenter, planes):
-    """gate[way, A * planes + g]: the rank by which plane g leaves (way 0) or enters (way 1) datacenter A; and
-    via[way, A * planes + g, n]: the rank that hands it what its n-th node has, or takes what is for that node.
+    """gate[way, A * planes + g]: the rank by which plane g leaves (way 0) or enters (way 1) datacenter A; -1 where no nic lives.
 
-    The fastest nics of a datacenter, planes on different nodes, the two ways on different nics where there are as many. On
-    the other nodes the same rail, if none there is faster. -1 where no nic lives.
+    The fastest nics of a datacenter, planes on different nodes, the two ways on different nics where there are as many.
     """
     nodes = len(rails_NM)
     datacenters = nodes // per_datacenter
     best, count = _best_nics(rails_NM)
     used = np.zeros(nodes, np.int64)
     gate = np.full((2, datacenters * planes), -1, np.int64)
-    via = np.full((2, datacenters * planes, per_datacenter), -1, np.int64)
     for A in range(datacenters):
         first = A * per_datacenter
         for way in range(2):
             for g in range(planes):
                 at = (2 * g + 1) * per_datacenter // (2 * planes)
                 k, nic = _pick(rails_NM, best, count, used, first, first + per_datacenter, at)
-                if k < 0:
-                    continue
-                gate[way, A * planes + g] = k * ranks_per_node + carrier[nic]
-                for n in range(per_datacenter):
-                    m = first + n
-                    if count[m] == 0 or best[m] <= 0.0:
-                        continue
-                    l = nic if rails_NM[m, nic] == best[m] else _nth_best(rails_NM, best, m, nic % count[m])
-                    via[way, A * planes + g, n] = m * ranks_per_node + carrier[l]
-                via[way, A * planes + g, k - first] = gate[way, A * planes + g]
-    return gate, via
+                if k >= 0:
+                    gate[way, A * planes + g] = k * ranks_per_node + carrier[nic]
+    return gate
 
 
 @kernel

@@ -1,10 +1,11 @@
 """What each rank sends and receives of rows that cross a wan by way of gateways. Called by forms/relays.py.
 
-A row goes origin -> via of its node -> gateway -> gateway -> via of its target's node -> target, without the hops that lead
-nowhere. Each wan message (a piece) has a stage for each of these five hops.
+A row goes from its origin over scale-out, on its own rail, to a neighbour of the gateway, over scale-up to the gateway, across
+the wan to the other gateway, over scale-up to a neighbour on its target's rail, over scale-out to the target: without the hops
+that lead nowhere. A neighbour with a live nic stands in for a rank without one. Each wan message (a piece) has a stage for each hop.
 
-Letters: o origin, t target; A and B their datacenters; p a piece, c its chain: rows [first, first + size) of what A has for B,
-taken from `turn` on and round; R ranks, D datacenters; n a node counted inside its datacenter.
+Letters: o origin, t target; A and B their datacenters; a and b the gateways; p a piece, c its chain: rows [first, first + size) of
+what A has for B, taken from `turn` on and round; R ranks, D datacenters.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, sort_messages
 
-IN_NODE, TO_GATE, ACROSS, FROM_GATE, TO_TARGET = range(5)  # the hops
+HOPS = 7
+TO_STAND_IN, TO_NODE, TO_GATE, ACROSS, FROM_GATE, FROM_NODE, FROM_STAND_IN = range(HOPS)
 
 
 class Plan(NamedTuple):
@@ -25,24 +27,30 @@ class Plan(NamedTuple):
     rows_RR: Any
     size_RD: Any  # rows of each origin for each datacenter but its own
     start_RD: Any  # where they begin among all that its datacenter has for that one
+    stand_in_R: Any  # who sends and receives for a rank between nodes
     gate: Any  # [way, A * planes + g]: the rank by which plane g leaves or enters A
-    via: Any  # [way, A * planes + g, n]: who gathers for it on each node, or takes for that node
     chains: Any  # [6, chain]: A, B, g, first, size, turn
     pieces: Any  # [4, piece]: chain, lo, hi, whether it waits for the one before
     stage: Any  # [piece, hop]
     per: int  # ranks of a node
 
 
-class Hop(NamedTuple):
-    """Rows of a piece from origins o0..o1 to targets t0..t1, in one stage. src -1: from the origin; dst -1: to the target."""
+@kernel
+def _gates(plan, p):
+    """The gateways of a piece."""
+    c = plan.pieces[0, p]
+    planes = plan.gate.shape[1] // plan.size_RD.shape[1]
+    a = plan.gate[0, plan.chains[0, c] * planes + plan.chains[2, c]]
+    return a, plan.gate[1, plan.chains[1, c] * planes + plan.chains[2, c]]
 
-    stage: int
-    src: int
-    dst: int
-    o0: int
-    o1: int
-    t0: int
-    t1: int
+
+@kernel
+def _way(plan, rank, gate):
+    """The two ranks between a rank and a gateway: the nearer to the rank first."""
+    if rank // plan.per == gate // plan.per:
+        return rank, rank
+    near = plan.stand_in_R[rank]
+    return near, plan.stand_in_R[gate - gate % plan.per + near % plan.per]
 
 
 @kernel
@@ -56,89 +64,84 @@ def _run(plan, p, second):
 
 
 @kernel
-def _emit(out, n, plan, p, hop):
-    """Write the transfers of a hop, in (origin, target, start) order; how many there are then."""
-    B = plan.chains[1, plan.pieces[0, p]]
+def _emit(out, n, stage, src, dst, block):
+    """Write one transfer of `block`: origin, target, start, rows; how many there are then."""
+    if n < len(out):
+        out[n, STAGE], out[n, SRC], out[n, DST] = stage, src, dst
+        out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = block
+    return n + 1
+
+
+@kernel
+def _mine(here, there, me, receive):
+    """Whether a hop moves rows, and `me` sends them, or with `receive` gets them."""
+    return here != there and me == (there if receive else here)
+
+
+@kernel
+def _outward(plan, p, o, me, receive):
+    """The hops of an origin's rows up to the wan that `me` has part in: one bit each."""
+    a, b = _gates(plan, p)
+    near, far = _way(plan, o, a)
+    hops = 1 * _mine(o, near, me, receive) + 2 * _mine(near, far, me, receive)
+    return hops + 4 * _mine(far, a, me, receive) + 8 * _mine(a, b, me, receive)
+
+
+@kernel
+def _emit_origin(out, n, plan, p, o, x, me, receive):
+    """The transfers of rows x[0]..x[1] of what A has for B that come from o, at rank `me`."""
+    c = plan.pieces[0, p]
+    A, B = plan.chains[0, c], plan.chains[1, c]
     ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
-    for second in range(2):
-        x0, x1 = _run(plan, p, second == 1)
-        for o in range(hop.o0, hop.o1 if x0 < x1 else hop.o0):
-            at = plan.start_RD[o, B]
-            if at >= x1 or at + plan.size_RD[o, B] <= x0:
-                continue
-            for t in range(B * ranks, B * ranks + ranks):
-                rows = plan.rows_RR[o, t]
-                lo, hi = max(x0, at), min(x1, at + rows)
-                if lo < hi and hop.t0 <= t < hop.t1:
-                    src, dst = o if hop.src < 0 else hop.src, t if hop.dst < 0 else hop.dst
-                    if src != dst:
-                        if n < len(out):
-                            out[n, STAGE], out[n, SRC], out[n, DST] = hop.stage, src, dst
-                            out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = o, t, lo - at, hi - lo
-                        n += 1
-                at += rows
-                if at >= x1:
-                    break
+    a, b = _gates(plan, p)
+    near, far = _way(plan, o, a)
+    hops = _outward(plan, p, o, me, receive) if me // ranks == A or me == b else 0
+    inward = me // ranks == B
+    if hops == 0 and not inward:
+        return n
+    at = plan.start_RD[o, B]
+    for t in range(B * ranks, B * ranks + ranks):
+        rows = plan.rows_RR[o, t]
+        lo, hi = max(x[0], at), min(x[1], at + rows)
+        if lo < hi:
+            block = (o, t, lo - at, hi - lo)
+            if hops & 1:
+                n = _emit(out, n, plan.stage[p, TO_STAND_IN], o, near, block)
+            if hops & 2:
+                n = _emit(out, n, plan.stage[p, TO_NODE], near, far, block)
+            if hops & 4:
+                n = _emit(out, n, plan.stage[p, TO_GATE], far, a, block)
+            if hops & 8:
+                n = _emit(out, n, plan.stage[p, ACROSS], a, b, block)
+            if inward:
+                last, next_ = _way(plan, t, b)
+                if _mine(b, next_, me, receive):
+                    n = _emit(out, n, plan.stage[p, FROM_GATE], b, next_, block)
+                if _mine(next_, last, me, receive):
+                    n = _emit(out, n, plan.stage[p, FROM_NODE], next_, last, block)
+                if _mine(last, t, me, receive):
+                    n = _emit(out, n, plan.stage[p, FROM_STAND_IN], last, t, block)
+        at += rows
+        if at >= x[1]:
+            break
     return n
 
 
 @kernel
-def _sends(out, me, plan):
-    """Write the transfers that leave rank `me`; how many there are (more than fit: call again)."""
-    datacenters = plan.size_RD.shape[1]
-    per, ranks, planes = plan.per, len(plan.rows_RR) // datacenters, plan.gate.shape[1] // datacenters
-    here, first = me // ranks, me - me % per  # my datacenter, my node's first rank
-    n = 0
+def _part(out, me, plan, receive):
+    """Write the transfers that leave rank `me`, or with `receive` reach it; how many there are (more than fit: call again)."""
+    ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
+    here, n = me // ranks, 0
     for p in range(plan.pieces.shape[1]):
-        A, B, g = plan.chains[0, plan.pieces[0, p]], plan.chains[1, plan.pieces[0, p]], plan.chains[2, plan.pieces[0, p]]
-        a, b, stage = plan.gate[0, A * planes + g], plan.gate[1, B * planes + g], plan.stage[p]
-        o0, o1, t0, t1 = A * ranks, A * ranks + ranks, B * ranks, B * ranks + ranks
-        if here == A:
-            via = plan.via[0, A * planes + g, (me - o0) // per]
-            if me != via:
-                n = _emit(out, n, plan, p, Hop(stage[IN_NODE], me, via, me, me + 1, t0, t1))
-            elif me != a:
-                n = _emit(out, n, plan, p, Hop(stage[TO_GATE], me, a, first, first + per, t0, t1))
-            else:
-                n = _emit(out, n, plan, p, Hop(stage[ACROSS], me, b, o0, o1, t0, t1))
-        elif here == B:
-            if me == b:
-                for node in range(t0, t1, per):
-                    to = plan.via[1, B * planes + g, (node - t0) // per]
-                    if node != first:
-                        n = _emit(out, n, plan, p, Hop(stage[FROM_GATE], me, to, o0, o1, node, node + per))
-            if me == plan.via[1, B * planes + g, (me - t0) // per]:
-                n = _emit(out, n, plan, p, Hop(stage[TO_TARGET], me, -1, o0, o1, first, first + per))
-    return n
-
-
-@kernel
-def _receives(out, me, plan):
-    """Write the transfers that reach rank `me`; how many there are (more than fit: call again)."""
-    datacenters = plan.size_RD.shape[1]
-    per, ranks, planes = plan.per, len(plan.rows_RR) // datacenters, plan.gate.shape[1] // datacenters
-    here, first = me // ranks, me - me % per
-    n = 0
-    for p in range(plan.pieces.shape[1]):
-        A, B, g = plan.chains[0, plan.pieces[0, p]], plan.chains[1, plan.pieces[0, p]], plan.chains[2, plan.pieces[0, p]]
-        a, b, stage = plan.gate[0, A * planes + g], plan.gate[1, B * planes + g], plan.stage[p]
-        o0, o1, t0, t1 = A * ranks, A * ranks + ranks, B * ranks, B * ranks + ranks
-        if here == A:
-            if me == plan.via[0, A * planes + g, (me - o0) // per]:
-                n = _emit(out, n, plan, p, Hop(stage[IN_NODE], -1, me, first, first + per, t0, t1))
-            if me == a:
-                for node in range(o0, o1, per):
-                    of = plan.via[0, A * planes + g, (node - o0) // per]
-                    if node != first:
-                        n = _emit(out, n, plan, p, Hop(stage[TO_GATE], of, me, node, node + per, t0, t1))
-        elif here == B:
-            via = plan.via[1, B * planes + g, (me - t0) // per]
-            if me == b:
-                n = _emit(out, n, plan, p, Hop(stage[ACROSS], a, me, o0, o1, t0, t1))
-            elif me == via:
-                n = _emit(out, n, plan, p, Hop(stage[FROM_GATE], b, me, o0, o1, first, first + per))
-            else:
-                n = _emit(out, n, plan, p, Hop(stage[TO_TARGET], via, me, o0, o1, me, me + 1))
+        A, B = plan.chains[0, plan.pieces[0, p]], plan.chains[1, plan.pieces[0, p]]
+        if here != A and here != B:
+            continue
+        for second in range(2):
+            x = _run(plan, p, second == 1)
+            for o in range(A * ranks, A * ranks + ranks if x[0] < x[1] else 0):
+                at = plan.start_RD[o, B]
+                if at < x[1] and at + plan.size_RD[o, B] > x[0]:
+                    n = _emit_origin(out, n, plan, p, o, x, me, receive)
     return n
 
 
@@ -147,7 +150,7 @@ def relay_part(receive, stages, room, rank, plan):
     """The transfers that reach (`receive`) or leave a rank, sorted by stage and peer. `room`: how many there may be."""
     while True:
         out = np.empty((room, 7), np.int64)
-        n = _receives(out, rank, plan) if receive else _sends(out, rank, plan)
+        n = _part(out, rank, plan, receive)
         if n <= room:
             return sort_messages(out[:n], stages, len(plan.rows_RR), SRC if receive else DST)
         room = n
@@ -176,45 +179,46 @@ def _count(plan, p, from_o, to_t):
 
 
 @kernel
-def _put(out, n, stage, src, dst, rows):
-    """One message, unless it is empty or leads nowhere; how many there are then."""
-    if rows > 0 and src != dst:
-        out[n, 0], out[n, 1], out[n, 2], out[n, 3] = stage, src, dst, rows
-        n += 1
+def _put_side(out, n, plan, p, rows, gate, inward):
+    """The messages between the ranks of one datacenter and its gateway, sorted; how many there are then. rows[i]: what its i-th rank
+    sends or gets."""
+    ranks = len(rows)
+    first = gate // ranks * ranks
+    by_near, by_far = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    far_of = np.zeros(ranks, np.int64)
+    for i in range(ranks):
+        near, far = _way(plan, first + i, gate)
+        by_near[near - first] += rows[i]
+        by_far[far - first] += rows[i]
+        far_of[near - first] = far
+    for step in range(3):
+        hop = FROM_GATE + step if inward else TO_GATE - (2 - step)
+        for i in range(ranks):
+            here, moved = first + i, by_far[i]
+            there = gate
+            if (hop == TO_NODE) or (hop == FROM_NODE):
+                moved, there = by_near[i], far_of[i]
+            elif (hop == TO_STAND_IN) or (hop == FROM_STAND_IN):
+                moved, there = rows[i], _way(plan, here, gate)[0]
+            if moved > 0 and here != there:
+                out[n, 0], out[n, 3] = plan.stage[p, hop], moved
+                out[n, 1], out[n, 2] = (there, here) if inward else (here, there)
+                n += 1
     return n
 
 
 @kernel
-def _node_rows(rows, node, per):
-    """Rows of all ranks of a node."""
-    total = 0
-    for r in range(node * per, node * per + per):
-        total += rows[r]
-    return total
-
-
-@kernel
 def relay_messages(plan):
-    """[message, (stage, src, dst, rows)], sorted: what the transfers of all ranks add up to, without spelling them out."""
-    datacenters = plan.size_RD.shape[1]
-    per, ranks, planes = plan.per, len(plan.rows_RR) // datacenters, plan.gate.shape[1] // datacenters
-    pieces = plan.pieces.shape[1]
-    out = np.empty((pieces * (2 * ranks + 2 * (ranks // per) + 1), 4), np.int64)
+    """[message, (stage, src, dst, rows)], in stage order: what the transfers of all ranks add up to, without spelling them out."""
+    ranks, pieces = len(plan.rows_RR) // plan.size_RD.shape[1], plan.pieces.shape[1]
+    out = np.empty((pieces * (6 * ranks + 1), 4), np.int64)
     from_o, to_t = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
     n = 0
     for p in range(pieces):
-        c = plan.pieces[0, p]
-        A, B = plan.chains[0, c], plan.chains[1, c]
-        i, j = A * planes + plan.chains[2, c], B * planes + plan.chains[2, c]
-        a, b = plan.gate[0, i], plan.gate[1, j]
+        a, b = _gates(plan, p)
         _count(plan, p, from_o, to_t)
-        for o in range(ranks):
-            n = _put(out, n, plan.stage[p, IN_NODE], A * ranks + o, plan.via[0, i, o // per], from_o[o])
-        for node in range(ranks // per):
-            n = _put(out, n, plan.stage[p, TO_GATE], plan.via[0, i, node], a, _node_rows(from_o, node, per))
-        n = _put(out, n, plan.stage[p, ACROSS], a, b, plan.pieces[2, p] - plan.pieces[1, p])
-        for node in range(ranks // per):
-            n = _put(out, n, plan.stage[p, FROM_GATE], b, plan.via[1, j, node], _node_rows(to_t, node, per))
-        for t in range(ranks):
-            n = _put(out, n, plan.stage[p, TO_TARGET], plan.via[1, j, t // per], B * ranks + t, to_t[t])
+        n = _put_side(out, n, plan, p, from_o, a, False)
+        out[n, 0], out[n, 1], out[n, 2] = plan.stage[p, ACROSS], a, b
+        out[n, 3] = plan.pieces[2, p] - plan.pieces[1, p]
+        n = _put_side(out, n + 1, plan, p, to_t, b, True)
     return out[:n].copy()

@@ -31,7 +31,7 @@ class Last(NamedTuple):
 @kernel
 def _kinds(numbers, groups, levels):
     """kind[s]; and which[s]: its wire stage, or group * levels + batch."""
-    kind, which = np.full(numbers.count, LOCAL, np.int64), np.zeros(numbers.count, np.int64)
+    kind, which = np.full(numbers.total, LOCAL, np.int64), np.zeros(numbers.total, np.int64)
     for w in range(len(numbers.wire)):
         kind[numbers.wire[w]], which[numbers.wire[w]] = WIRE, w
     for g in range(groups):
@@ -109,15 +109,15 @@ def waits(wire, numbers, groups, levels):
     kind, which = _kinds(numbers, groups, levels)
     wire_ptr = _wire_ptr(wire)
     feed_ptr, feed = _feeds(wire, wire_ptr, groups, levels)
-    scale_out, ptr = np.zeros(numbers.count, np.bool_), np.zeros(numbers.count + 1, np.int64)
+    scale_out, ptr = np.zeros(numbers.total, np.bool_), np.zeros(numbers.total + 1, np.int64)
     most = groups + 1 + len(feed) + 3 * wire.messages.shape[1]
-    after, named = np.empty(numbers.count + most, np.int64), np.empty(most, np.int64)
-    mark = np.full(numbers.count, NONE, np.int64)
+    after, named = np.empty(numbers.total + most, np.int64), np.empty(most, np.int64)
+    mark = np.full(numbers.total, NONE, np.int64)
     out = np.full(wire.nodes, NONE, np.int64)
     into = out if wire.barrier else np.full(wire.nodes, NONE, np.int64)
     last = Last(np.full(groups, NONE, np.int64), np.full(groups, NONE, np.int64), out, into)
     n = 0
-    for s in range(numbers.count):
+    for s in range(numbers.total):
         c = 1
         if kind[s] == LOCAL:
             c = groups

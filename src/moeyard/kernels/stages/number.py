@@ -36,7 +36,7 @@ class Numbers(NamedTuple):
     spread: Any  # [group, batch]
     wire: Any  # [wire stage]
     local: int
-    count: int
+    total: int  # stages
 
 
 @kernel(inline="always")
