@@ -2,23 +2,125 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from bench.figure import quality_table, with_table
 from bench.quality import GOLDEN, Cell, complaints, measure
+from tests import pages
 from tests.conftest import ROOT
 
-PAGES = ("README.md", "docs/scheduling.md")
+RANKS = {  # pages whose Python needs a process group, and of how many ranks
+    "README.md": 2,
+    "docs/checkpoints.md": 2,
+    "docs/hugging-face.md": 2,
+    "docs/lab.md": 1,
+    "docs/runtime.md": 2,
+}
+LIMIT = 150  # seconds a page
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_example_runs(page):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, page, "exec"), {})
+def environment():
+    return os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Page -> the folder its blocks run in; the pages with ranks have run there already, from one parent."""
+    root = tmp_path_factory.mktemp("pages")
+    found = {page: root / str(i) for i, page in enumerate(RANKS)}
+    for page in pages.pages():
+        if page not in RANKS:
+            found[page] = root / Path(page).stem
+            found[page].mkdir()
+    if importlib.util.find_spec("transformers") is not None:
+        jobs = [f"{ranks}:{page}" for page, ranks in RANKS.items()]
+        command = [sys.executable, str(Path(pages.__file__)), str(root), str(LIMIT), *jobs]
+        subprocess.run(command, env=environment(), timeout=LIMIT * len(jobs), check=False)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", pages.pages())
+def test_every_python_block_runs(page, folders, monkeypatch):
+    if not pages.of_kind(page, "python"):
+        return
+    if page not in RANKS:
+        monkeypatch.chdir(folders[page])
+        pages.run_python(page)
+        return
+    pytest.importorskip("transformers")
+    for rank in range(RANKS[page]):
+        said = folders[page] / f".rank{rank}"
+        assert said.exists(), f"rank {rank} did not end within {LIMIT} s"
+        assert said.read_text() == "ok", said.read_text()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", pages.pages())
+def test_every_shell_block_runs_or_says_why_not(page, folders, tmp_path):
+    wanted = [block for block in pages.of_kind(page, "sh") if not block.exempt]
+    if not wanted:
+        return
+    if page in RANKS:
+        pytest.importorskip("transformers")
+    command = tmp_path / "moeyard"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m moeyard "$@"\n')
+    command.chmod(0o755)
+    there = environment() | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    for block in wanted:
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", block.code],
+            cwd=folders[page], env=there, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{page}:{block.line}: {block.code}{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("page", pages.pages())
+def test_no_block_escapes(page):
+    for block in pages.blocks((ROOT / page).read_text()):
+        if block.kind == "python":
+            assert not block.exempt, f"{page}:{block.line}: every Python block runs"
+        if block.exempt:
+            assert len(block.exempt.split()) >= 4, f"{page}:{block.line}: a reason, not a word"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a\n\n    moeyard plan\n", "line 3: indented code"),
+        ("```\nmoeyard plan\n```\n", "kind ''"),
+        ("```bash\nmoeyard plan\n```\n", "kind 'bash'"),
+        ("```sh\nmoeyard plan\n", "without an end"),
+    ],
+)
+def test_a_block_that_nobody_would_run_is_an_error(text, says):
+    with pytest.raises(ValueError, match=says):
+        pages.blocks(text)
+
+
+def test_a_reason_belongs_to_the_block_below_it():
+    text = "<!-- not run: takes an hour here -->\n```sh\na\n```\n\n```sh\nb\n```\n"
+    assert [block.exempt for block in pages.blocks(text)] == ["takes an hour here", ""]
+
+
+def test_a_page_that_fails_is_seen_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "page.md").write_text("Words\n\n```python\na = 1\n```\n\n```python\nassert a == 2\n```\n")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    with pytest.raises(AssertionError) as error:
+        pages.run_python("page.md")
+    assert error.traceback[-1].lineno + 1 == 8
 
 
 def test_the_readme_shows_the_golden_figures():
