@@ -17,13 +17,13 @@ from tests import pages
 from tests.conftest import ROOT
 
 RANKS = {  # pages whose Python needs a process group, and of how many ranks
-    "README.md": 2,
+    "README.md": 1,
     "docs/checkpoints.md": 2,
     "docs/hugging-face.md": 2,
     "docs/lab.md": 1,
     "docs/runtime.md": 2,
 }
-LIMIT = 150  # seconds a page
+LIMIT = 400  # seconds a page; kernels that are not in the cache are compiled in it
 
 
 def environment():
@@ -51,7 +51,7 @@ def folders(tmp_path_factory):
     return found
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", pages.pages())
 def test_every_python_block_runs(page, folders, monkeypatch):
     if not pages.of_kind(page, "python"):
@@ -67,7 +67,7 @@ def test_every_python_block_runs(page, folders, monkeypatch):
         assert said.read_text() == "ok", said.read_text()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", pages.pages())
 def test_every_shell_block_runs_or_says_why_not(page, folders, tmp_path):
     wanted = [block for block in pages.of_kind(page, "sh") if not block.exempt]
