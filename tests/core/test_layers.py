@@ -24,6 +24,7 @@ LAYERS = {
         "placement",
         "presets",
         "program",
+        "provenance",
         "schedule",
         "timeline",
         "trace",

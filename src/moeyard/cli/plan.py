@@ -19,7 +19,13 @@ from moeyard.formats.placements import save_placement
 from moeyard.formats.traces import find_trace, trace_names
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.planners.compare import Plan, compare_planners
+from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.units import parse_bytes, show_bytes, show_seconds
+
+_MODELLED = (
+    "bound_s", "time_s", "x_bound", "balancedness", "gathered_bytes", "migrated_bytes", "dispatch_s", "experts_s",
+    "exposed_gather_s", "exposed_reduce_s",
+)  # fmt: skip
 
 
 def run(
@@ -130,6 +136,7 @@ def _data(
             }
             for plan in plans
         ],
+        "provenance": data_of(dict.fromkeys(_MODELLED, CLOSED_FORM) | {"plan_s": CLOCKED}),
     }
 
 
@@ -157,5 +164,6 @@ def _show(
             style="bold" if plan is best else None,
         )
     out.print(rows)
+    out.print(f"time, x bound, balance: {CLOSED_FORM}, in closed form; plan: {CLOCKED}")
     if save is not None:
         out.print(f"saved {best.placement.planner} to {save}")

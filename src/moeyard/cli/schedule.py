@@ -16,6 +16,7 @@ from moeyard.compare import Candidate, best, compare
 from moeyard.formats import ROW_BYTES, load_cluster, load_traffic
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.schedules import save_schedule
+from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.traffic import Traffic
 from moeyard.units import show_bytes, show_seconds
 from moeyard.workloads import workload
@@ -91,6 +92,9 @@ def _data(cluster: Cluster, traffic: Traffic, candidates: list[Candidate]) -> di
             }
             for c in candidates
         ],
+        "provenance": data_of(
+            dict.fromkeys(("bound_s", "time_s", "x_bound", "considered"), CLOSED_FORM) | {"plan_s": CLOCKED}
+        ),
     }
 
 
@@ -118,6 +122,7 @@ def _show(
             style="bold" if c is winner else None,
         )
     out.print(rows)
+    out.print(f"time, x bound: {CLOSED_FORM}, in closed form; plan time: {CLOCKED}")
     naive = next((c for c in candidates if c.scheduler == "direct"), candidates[0])
     same = naive.schedule.scheduler == winner.schedule.scheduler  # `auto` may choose the plainest
     _picture(out, cluster, [winner] if same else [naive, winner])
