@@ -290,6 +290,32 @@ def test_what_does_not_fit_is_refused_by_name():
         expert_block(x, index, weights, gate_up, down, activation=lambda gate: gate * slope)
 
 
+def test_the_block_stands_on_errors_alone(root):
+    for path in (root / "src/moeyard/runtime/block").glob("*.py"):
+        for line in path.read_text().splitlines():
+            if "import" in line.split("#")[0] and "moeyard." in line:
+                assert line.split()[1].startswith(("moeyard.runtime.block", "moeyard.errors")), (
+                    path.name,
+                    line,
+                )
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo itself looks at it after a graph break
+def test_inside_torch_compile():
+    case = make(20, 16, 8, 4, 2)
+
+    def layer(x, index, weights, gate_up, down):
+        return expert_block(x * 2, index, weights, gate_up, down) + 1
+
+    found = []
+    for call in (layer, torch.compile(layer, backend="aot_eager")):
+        given, index, d_y = case.leaves(torch.float64)
+        y = call(given["x"], index, given["weights"], given["gate_up"], given["down"])
+        y.backward(d_y)
+        found.append([y, *(leaf.grad for leaf in given.values())])
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*found, strict=True))
+
+
 # --- initial values
 
 

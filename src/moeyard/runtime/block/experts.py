@@ -29,6 +29,7 @@ GATES: dict[str, Activation] = {
 KERNELS = ("auto", "plain", "triton")
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def expert_block(
     x_TD: torch.Tensor,
     index_TK: torch.Tensor,
@@ -59,6 +60,10 @@ def expert_block(
         raise InvalidModel(
             f"expert_block: index is {_say(index_TK)} for x {_say(x_TD)}; give int64 [tokens, choices]"
         )
+    if index_TK.numel() >= 2**31:
+        raise InvalidModel(
+            f"expert_block: {index_TK.numel()} rows, but rows are numbered in int32, as torch's grouped matmul does; give fewer tokens"
+        )
     if weights_TK is not None and weights_TK.shape != index_TK.shape:
         raise InvalidModel(
             f"expert_block: weights are {_say(weights_TK)}, index is {_say(index_TK)}; give one weight a choice"
@@ -69,6 +74,7 @@ def expert_block(
     )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def grouped_experts(
     rows: torch.Tensor,
     ends: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST = 1024  # groups that torch's CUDA kernel takes, less one
 
 
 @cache
@@ -28,7 +29,7 @@ def _fits(rows: torch.Tensor, shape: Sequence[int]) -> bool:
         return False
     if rows.device.type != "cuda":
         return True
-    return rows.dtype == torch.bfloat16 and _grouped_on(rows.device)
+    return rows.dtype == torch.bfloat16 and shape[0] < _MOST and _grouped_on(rows.device)
 
 
 def times(

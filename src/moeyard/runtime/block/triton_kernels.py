@@ -20,6 +20,26 @@ def _chosen(index, at, pairs, experts):
     return tl.where(at < pairs, chosen, experts + 1)
 
 
+@triton.jit(do_not_specialize=["pairs"])
+def sort_few(index, row, pair, ends, pairs, experts, BLOCK: tl.constexpr, BINS: tl.constexpr):
+    """A stable sort in one launch, each pair against all: for so few that launches cost more than comparisons."""
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + lane
+    chosen = _chosen(index, at, pairs, experts)
+    found = tl.zeros((BLOCK,), tl.int32)
+    tally = tl.zeros((BINS,), tl.int32)
+    for first in range(0, pairs, BLOCK):
+        other = _chosen(index, first + lane, pairs, experts)
+        same = (other[None, :] == chosen[:, None]) & ((first + lane)[None, :] < at[:, None])
+        found += tl.sum((same | (other[None, :] < chosen[:, None])).to(tl.int32), axis=1)
+        tally += tl.histogram(other, BINS)
+    tl.store(row + at, found, mask=at < pairs)
+    tl.store(pair + found, at, mask=at < pairs)
+    if tl.program_id(0) == 0:
+        bins = tl.arange(0, BINS)
+        tl.store(ends + bins, tl.cumsum(tally, axis=0), mask=bins < experts)
+
+
 @triton.jit(do_not_specialize=["pairs", "blocks"])
 def count(index, counts, pairs, experts, blocks, BLOCK: tl.constexpr, BINS: tl.constexpr):
     """counts[expert, block]: how many pairs of this block chose each expert; the row after the last is no choice."""

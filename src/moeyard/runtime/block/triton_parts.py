@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from moeyard.runtime.block.plain import PlainParts, expert_of_rows
 from moeyard.runtime.block.routing import Activation, Back, Routing, Scale
 
 _PAIRS = 128  # pairs sorted by one program; their comparison is a square of this side
+_FEW = 2048  # up to so many pairs are sorted in one launch
 
 
+@cache
 def _block(width: int, most: int) -> int:
     """The largest power of two that divides the width, or, if that is small, one that covers it with a mask."""
     block = min(width & -width, most)
     return block if block >= 256 else min(most, triton.next_power_of_2(width))
 
 
+@cache
 def _tile(width: int) -> tuple[int, int]:
     """(rows, columns) of about a thousand elements: eight for each of 128 threads, 16 bytes in bf16."""
     block = _block(width, 1024)
@@ -39,6 +43,9 @@ class TritonParts(PlainParts):
         ends = torch.empty(num_experts, dtype=torch.int32, device=device)
         if pairs == 0:
             return Routing(row, pair, ends.zero_())
+        if pairs <= _FEW:
+            kernels.sort_few[(blocks,)](index, row, pair, ends, pairs, num_experts, _PAIRS, bins)
+            return Routing(row, pair, ends)
         counts = torch.empty((num_experts + 1) * blocks, dtype=torch.int32, device=device)
         sizes = (pairs, num_experts, blocks, _PAIRS, bins)
         kernels.count[(blocks,)](index, counts, *sizes)
