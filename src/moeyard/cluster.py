@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.errors import InvalidCluster
-from moeyard.kernels.lanes.lanes import UNIT, lane_table
+from moeyard.kernels.lanes.quotas import UNIT, lane_table
 
 
 @dataclass(frozen=True, slots=True)
