@@ -109,7 +109,7 @@ def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by
         e = np.int64(-1)  # a literal would compile `spread` twice
         for f in range(experts):
             if turn_E[f] > experts and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
-                e = f
+                e = np.int64(f)
         if e < 0 or rows_E[e] == 0:
             break
         turn_E[e] = selected
