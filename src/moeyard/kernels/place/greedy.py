@@ -106,14 +106,15 @@ def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by
     for selected in range(1, experts + 1):
         if by_rank and peak - least < tolerance:
             break
-        e = np.int64(-1)  # a literal would compile `spread` twice
+        pick = np.int64(-1)  # a literal would compile `spread` twice
         for f in range(experts):
-            if turn_E[f] > experts and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
-                e = f
-        if e < 0 or rows_E[e] == 0:
+            heavier = pick < 0 or rows_E[f] > rows_E[pick]
+            if turn_E[f] > experts and (not by_rank or home_E[f] == top) and heavier:
+                pick = np.int64(f)
+        if pick < 0 or rows_E[pick] == 0:
             break
-        turn_E[e] = selected
-        spread(e, rows_RE, home_E, left_out, free, hosts, computed, received)
+        turn_E[pick] = selected
+        spread(pick, rows_RE, home_E, left_out, free, hosts, computed, received)
         top, peak, least, crossed = extremes(computed, received, speed_R)
         time = model_time(crossed, peak, selected, ranks - left_out, ranks, times)
         if time < best:

@@ -52,7 +52,7 @@ def by_domain(home_E, sizes, shape, domains):
     domain = np.empty(len(home_E), np.int64)
     for e in range(len(home_E)):
         domain[e] = domain_of(home_E[e], sizes, shape)
-    return grouped(domain, 0, len(domain), domains)
+    return grouped(domain, np.int64(0), len(domain), domains)
 
 
 @kernel

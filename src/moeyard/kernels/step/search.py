@@ -56,7 +56,7 @@ class Scored(NamedTuple):
     """A host table served one way: seconds of a layer, rows[src, host]."""
 
     hosts_ER: np.ndarray
-    kind: int
+    kind: np.int64
     slack: float
     seconds: float
     rows_RR: np.ndarray
