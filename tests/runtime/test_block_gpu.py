@@ -169,6 +169,15 @@ def test_parts_are_those_of_plain_torch(parts, dtype, width):
                 assert one is None or error(one, other.cpu()) < limit
 
 
+def test_many_choices(parts):
+    index = torch.rand(40, 64, device="cuda").topk(24).indices
+    routing = parts.route(index, 64)
+    x = torch.randn(40, 4096, device="cuda", dtype=BF16)
+    rows = parts.spread(x, routing)
+    assert torch.equal(rows, PlainParts().spread(x, routing))
+    assert error(parts.gather_sum(rows, routing, None), x.double().cpu() * 24) < LIMIT[BF16]
+
+
 def test_more_elements_than_an_int32_counts(parts):
     if torch.cuda.mem_get_info()[0] < 40e9:
         pytest.skip("needs 40 GB of free device memory")

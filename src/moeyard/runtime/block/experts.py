@@ -56,7 +56,11 @@ def expert_block(
     again: the stacks are not saved; this gives them in the backward pass. kernels: auto, plain or triton.
     """
     _check(x_TD, (("gate_up", gate_up), ("down", down)), (gate_up_bias, down_bias), transposed)
-    if index_TK.dim() != 2 or len(index_TK) != len(x_TD) or index_TK.dtype not in (torch.int64, torch.int32):
+    if (
+        index_TK.dim() != 2
+        or index_TK.shape[0] != x_TD.shape[0]
+        or index_TK.dtype not in (torch.int64, torch.int32)
+    ):
         raise InvalidModel(
             f"expert_block: index is {_say(index_TK)} for x {_say(x_TD)}; give int64 [tokens, choices]"
         )
@@ -182,7 +186,7 @@ def _check(
     fit = (
         x.dim() == 2
         and gate_up.dim() == down.dim() == 3
-        and len(gate_up) == len(down) > 0
+        and gate_up.shape[0] == down.shape[0] > 0
         and gate_up.shape[reads] == x.shape[1]
         and down.shape[writes] == x.shape[1]
     )

@@ -160,7 +160,7 @@ class RoutedExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         with _plain_precision(x):
             parts, stacks = form.parts, Stacks(gate_up, down, gate_up_bias, down_bias)
-            routing = parts.route(index, len(gate_up))
+            routing = parts.route(index, gate_up.shape[0])
             product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
             y = parts.gather_sum(rest(), routing, weights)
         saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]

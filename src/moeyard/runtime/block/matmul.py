@@ -23,7 +23,9 @@ def _fits(rows: torch.Tensor, shape: Sequence[int]) -> bool:
 
     shape: of the stack of matrices, [E, ., .], that goes in or comes out.
     """
-    if not (hasattr(functional, "grouped_mm") and rows.dtype in _TYPES and len(rows) > 0 and shape[0] > 0):
+    if not (
+        hasattr(functional, "grouped_mm") and rows.dtype in _TYPES and rows.shape[0] > 0 and shape[0] > 0
+    ):
         return False
     if any(width == 0 or width * rows.element_size() % 16 for width in shape[1:]):
         return False
@@ -48,7 +50,7 @@ def outer(
     left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """left of group e, transposed, @ right of group e: [E, left's width, right's width]; an empty group gives zeros."""
-    shape = (len(ends), left.shape[1], right.shape[1])
+    shape = (ends.shape[0], left.shape[1], right.shape[1])
     if left.dtype == right.dtype and _fits(right, shape):
         return functional.grouped_mm(left.transpose(0, 1), right, offs=ends)
     out = right.new_zeros(shape)

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found,unused-ignore]
 
 from moeyard.runtime.block import triton_kernels as kernels
 from moeyard.runtime.block.plain import PlainParts, expert_of_rows
@@ -16,11 +15,20 @@ _PAIRS = 128  # pairs sorted by one program; their comparison is a square of thi
 _FEW = 2048  # up to so many pairs are sorted in one launch
 
 
+def _steps(size: int, block: int) -> int:
+    return -(-size // block)
+
+
+def _power(size: int) -> int:
+    """The power of two that covers it. Triton's own of these two are made for kernels, and take microseconds each."""
+    return 1 << max(0, size - 1).bit_length()
+
+
 @cache
 def _block(width: int, most: int) -> int:
     """The largest power of two that divides the width, or, if that is small, one that covers it with a mask."""
     block = min(width & -width, most)
-    return block if block >= 256 else min(most, triton.next_power_of_2(width))
+    return block if block >= 256 else min(most, _power(width))
 
 
 @cache
@@ -37,7 +45,7 @@ class TritonParts(PlainParts):
         index = index_TK.contiguous()
         pairs, device = index.numel(), index.device
         blocks = -(-pairs // _PAIRS)
-        bins = triton.next_power_of_2(num_experts + 2)
+        bins = _power(num_experts + 2)
         row = torch.empty(index.shape, dtype=torch.int32, device=device)
         pair = torch.empty(pairs, dtype=torch.int32, device=device)
         ends = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -57,14 +65,15 @@ class TritonParts(PlainParts):
         (tokens, top_k), width = routing.row.shape, x_TD.shape[1]
         rows = x_TD.new_empty((tokens * top_k, width))
         if rows.numel():
-            block = _block(width, 2048)
-            kernels.spread[(tokens, triton.cdiv(width, block))](
+            top = _power(top_k)
+            block = _block(width, max(256, min(2048, 32768 // top)))  # a program holds top * block elements
+            kernels.spread[(tokens, _steps(width, block))](
                 x_TD.contiguous(),
                 routing.row,
                 rows,
                 width,
                 top_k,
-                triton.next_power_of_2(top_k),
+                top,
                 block,
                 width % block == 0,
                 num_warps=max(1, min(8, block // 256)),
@@ -80,13 +89,13 @@ class TritonParts(PlainParts):
             return sums.zero_()
         block = _block(width, 2048)
         weights = routing.row if weights_TK is None else weights_TK.contiguous()
-        kernels.gather_sum[(tokens, triton.cdiv(width, block))](
+        kernels.gather_sum[(tokens, _steps(width, block))](
             rows,
             routing.row,
             weights,
             routing.ends,
             sums,
-            len(routing.ends),
+            routing.ends.shape[0],
             width,
             top_k,
             block,
@@ -99,11 +108,11 @@ class TritonParts(PlainParts):
     def activate(self, product: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         if activation is not None:
             return activation(product)
-        count, width = len(product), product.shape[1] // 2
+        count, width = product.shape[0], product.shape[1] // 2
         inner = product.new_empty((count, width))
         if inner.numel():
             high, block = _tile(width)
-            kernels.swiglu[(triton.cdiv(count, high), triton.cdiv(width, block))](
+            kernels.swiglu[(_steps(count, high), _steps(width, block))](
                 product, inner, count, width, high, block
             )
         return inner
@@ -129,7 +138,7 @@ class TritonParts(PlainParts):
             found = d_weights = torch.empty(weights.shape, dtype=torch.float32, device=ends.device)
         if d_inner.numel():
             high, block = _tile(width)
-            kernels.swiglu_back[(triton.cdiv(count, high),)](
+            kernels.swiglu_back[(_steps(count, high),)](
                 product,
                 d_inner,
                 d_product,
@@ -137,7 +146,7 @@ class TritonParts(PlainParts):
                 pair,
                 found,
                 ends,
-                len(ends),
+                ends.shape[0],
                 count,
                 width,
                 high,
@@ -154,7 +163,7 @@ class TritonParts(PlainParts):
         if rows.numel():
             high, block = _tile(rows.shape[1])
             expert = expert_of_rows(len(rows), ends)
-            kernels.bias_dot[(triton.cdiv(len(rows), high),)](
+            kernels.bias_dot[(_steps(len(rows), high),)](
                 rows, bias.contiguous(), expert, dots, ends, len(ends), *rows.shape, high, block
             )
         return dots
@@ -166,5 +175,5 @@ class TritonParts(PlainParts):
     def _by_tile(kernel: Any, rows: torch.Tensor, *given: Any) -> None:
         if rows.numel():
             (count, width), (high, block) = rows.shape, _tile(rows.shape[1])
-            grid = (triton.cdiv(count, high), triton.cdiv(width, block))
+            grid = (_steps(count, high), _steps(width, block))
             kernel[grid](rows, *given, count, width, high, block)
