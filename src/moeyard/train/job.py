@@ -95,11 +95,12 @@ def _save_pictures(trainer: Any, folder: Path) -> None:
 NETWORKS = {
     Network.SHAPED: "a lab on one machine: namespaces, shaped by tbf",
     Network.LOOPBACK: "UNSHAPED: all ranks on one machine's own network (namespaces refused, --network loopback, or torchrun on one machine)",
-    Network.CLUSTER: "a cluster's own; the rates are what plans assume",
+    Network.CLUSTER: "a cluster's own",
 }
 
 
 def _facts(options: Options, trainer: Any) -> dict[str, Any]:
+    from moeyard.runtime.transport.detect import lab_place
     from moeyard.train.model import describe
 
     cluster = trainer.yard.cluster
@@ -117,7 +118,7 @@ def _facts(options: Options, trainer: Any) -> dict[str, Any]:
         "cluster": cluster_data(cluster),
         "network": trainer.network.value,
         "conditions": {
-            "network": f"{rates}; {NETWORKS[trainer.network]}",
+            "network": f"{rates if lab_place() is not None else f'plans and bounds assume {rates}'}; {NETWORKS[trainer.network]}",
             "contention law": "ideal" if law.loss == 0 else f"loss {law.loss:g} per flow beyond {law.knee:g}, at most {law.ceiling:g} x",
             "accelerator": emulated,
             "machine": machine(),
