@@ -165,7 +165,10 @@ TYPED = {  # page -> {line with a figure in it: why it may stand there}
         "4 ranks killed 50 times": "what the command does",
         "to 1e-12 (float64)": "the limit of the test named there",
     },
-    "docs/placement.md": {"more than the paper's 5%": "the paper's claim"},
+    "docs/placement.md": {
+        "more than the paper's 5%": "the paper's claim",
+        "a stand-in with 50 MB experts": "an input, STAND_IN",
+    },
     "docs/runtime.md": {
         "4.5e-7 in float32": "bench/gpu_oracle.py prints it; needs a GPU",
         "6.9e-3 in bf16": "bench/gpu_oracle.py prints it; needs a GPU",
@@ -175,6 +178,7 @@ TYPED = {  # page -> {line with a figure in it: why it may stand there}
         "0.5%": "what a tolerance of 0.005 means",
         "13.0, 12.0 and 8.5 s on one small case": "tests/core/test_flow.py holds them",
         "1 MB to 1 GB a rank": "conditions of the figures",
+        'in the printed line ("within 2%")': "what the line says",
     },
     "docs/step-model.md": {
         "one home sends every copy of a hot": "tests/core/test_cost.py holds it",
