@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import frozen
+from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
+from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes
+from moeyard.forms.relays import Relays
 from moeyard.kernels.cost.blocks import direct_seconds
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
-from moeyard.kernels.cost.operations import lanes_by_time
+from moeyard.kernels.cost.operations import lanes_apart, lanes_by_time
 from moeyard.kernels.cost.walk import lanes_seconds, listed_seconds
 from moeyard.kernels.cost.wire import Wire
 from moeyard.kernels.lanes.types import Prices
@@ -49,6 +51,8 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             return estimate_lanes(form, cluster)
         if isinstance(form, Blocks) and not form.hashed:
             return estimate_blocks(form, cluster)
+        if isinstance(form, Beside) and all(isinstance(part, (Lanes, Relays)) for part in form.parts):
+            return estimate_beside(form, cluster, schedule.traffic.row_bytes)
     return estimate_listed(cluster, schedule)
 
 
@@ -87,6 +91,26 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     )  # fmt: skip
 
 
+def estimate_beside(form: Beside, cluster: Cluster, row_bytes: int) -> float:
+    """Forms that share ports, followed together: relays message by message, lanes each by itself."""
+    links, first, parts = Links(cluster), 0, []
+    for part in form.parts:
+        if isinstance(part, Lanes):
+            pairs = part.pairs
+            prices = _prices(cluster, row_bytes)
+            found = Messages(*lanes_apart(part.order, pairs.kernel, prices, pairs.loads, pairs.local[1]))
+            ports = np.where(found.port_MH >= 0, found.port_MH + links.first[NIC_OUT], -1)
+            found = found._replace(port_MH=ports)
+        else:
+            assert isinstance(part, Relays)
+            stage, src, dst, rows = (np.ascontiguousarray(column) for column in part.messages.T)
+            found = _listed(links, stage, src, dst, rows * float(row_bytes))
+        parts.append(found._replace(stage_M=found.stage_M + first))
+        first += len(part.stages)
+    together = Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return _by_time(links, together, form.stages)
+
+
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     """Message by message."""
     return estimate_messages(cluster, schedule.messages(), schedule.stages, schedule.traffic.row_bytes)
@@ -96,17 +120,12 @@ def estimate_messages(
     cluster: Cluster, table: np.recarray[Any, Any], stages: Stages, row_bytes: int
 ) -> float:
     """Seconds of messages (stage, src, dst, rows), sorted by stage."""
-    links = Links(cluster)
+    links, law = Links(cluster), cluster.contention.law
     stage, src, dst = (np.ascontiguousarray(table[c]) for c in ("stage", "src", "dst"))
-    port_MH, latency = links.ports(src, dst)
-    size, law = table.rows * float(row_bytes), cluster.contention.law
+    messages = _listed(links, stage, src, dst, table.rows * float(row_bytes))
     if cluster.datacenters > 1:
-        messages = Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
-        ports = Ports(links.capacity_L, links.first[NIC_OUT], law)
-        slack = _slack(len(stage))
-        return float(
-            seconds_by_time(messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, slack)
-        )
+        return _by_time(links, messages, stages)
+    port_MH, size, latency = messages.port_MH, messages.size_M, messages.latency_M
     with np.errstate(divide="ignore"):
         solo = size / links.capacity_L[port_MH[:, :2]].min(axis=1)
     ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
@@ -115,11 +134,25 @@ def estimate_messages(
     return float(listed_seconds(stages.after_ptr, stages.after, wire, cluster.num_ranks, law))
 
 
+def _listed(links: Links, stage: IntArray, src: IntArray, dst: IntArray, size: FloatArray) -> Messages:
+    port_MH, latency = links.ports(src, dst)
+    return Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
+
+
+def _by_time(links: Links, messages: Messages, stages: Stages) -> float:
+    cluster, slack = links.cluster, _slack(len(messages.stage_M))
+    ports = Ports(links.capacity_L, links.first[NIC_OUT], cluster.contention.law)
+    return float(seconds_by_time(messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, slack))
+
+
 def _slack(messages: int) -> float:
     return 0.0 if messages <= MANY else SLACK
 
 
 def _prices(cluster: Cluster, row_bytes: int) -> Prices:
-    row, ports = float(row_bytes), (cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out)
-    rates, latencies = (row / p.bandwidth for p in ports), (p.latency for p in ports)
-    return Prices(row, *rates, *latencies, cluster.nodes_per_datacenter, cluster.contention.law)
+    row, up, out = float(row_bytes), cluster.scale_up, cluster.scale_out
+    wan = cluster.wan or out
+    return Prices(
+        row, row / up.bandwidth, row / out.bandwidth, row / wan.bandwidth, up.latency, out.latency, wan.latency,
+        cluster.nodes_per_datacenter, cluster.contention.law,
+    )  # fmt: skip

@@ -170,3 +170,10 @@ def lanes_by_time(order, pairs, prices, rate_P, wan_rate, loads, local_rows, ali
     ports = lane_ports(rate_P, nics, wan_rate, nodes // prices.nodes_per_dc, apart, prices.law)
     units = nodes * per if apart else nodes
     return seconds_by_time(messages, ports, order.after_ptr, order.after, units, slack)
+
+
+@kernel
+def lanes_apart(order, pairs, prices, loads, local_rows):
+    """`Messages` of a form that shares its ports with another: a lane each, its ports counted from the first nic."""
+    inside = inside_rows(order, pairs, loads, False)
+    return lane_messages(order, pairs, prices, inside, local_rows, True)

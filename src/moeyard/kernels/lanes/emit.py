@@ -17,7 +17,7 @@ class Page(NamedTuple):
     """Where transfers are written: as many as fit, and how many there are."""
 
     out: np.ndarray  # [transfer, COLUMNS]
-    count: np.ndarray  # [1]
+    written: np.ndarray  # [1]
 
 
 class Hop(NamedTuple):
@@ -32,8 +32,8 @@ class Hop(NamedTuple):
 @kernel
 def emit(page, hop, dst, origin, target, start, rows):
     """Write one transfer, if there is room."""
-    n = page.count[0]
-    page.count[0] = n + 1
+    n = page.written[0]
+    page.written[0] = n + 1
     if n < len(page.out):
         out = page.out
         out[n, STAGE], out[n, SRC], out[n, DST] = hop.stage, hop.src, dst

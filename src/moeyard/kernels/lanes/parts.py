@@ -173,7 +173,7 @@ def lane_part(receive, room, rank, pairs, order):
             lane_receives(page, pairs, order, runs, rank)
         else:
             lane_sends(page, pairs, order, runs, rank)
-        n = page.count[0]
+        n = page.written[0]
         if n <= room:
             return sort_messages(page.out[:n], stages, ranks, SRC if receive else DST)
         room = n
