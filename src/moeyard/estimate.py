@@ -13,12 +13,15 @@ import numpy as np
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
+from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.forms.relays import Relays
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 from moeyard.kernels.cost.estimate import makespan, message_seconds
 from moeyard.kernels.cost.lanes import lanes_makespan
 from moeyard.kernels.cost.operations import lanes_by_time
+from moeyard.kernels.cost.relays import Nics, relays_by_time
 from moeyard.kernels.lanes.types import Order, PairRows, Prices
 from moeyard.kernels.program.blocks import direct_seconds
 from moeyard.links import NIC_OUT, Links
@@ -46,6 +49,8 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             return estimate_lanes(form, cluster)
         if isinstance(form, Blocks) and not form.hashed:
             return estimate_blocks(form, cluster)
+        if isinstance(form, Beside):
+            return estimate_beside(form, cluster)
     return estimate_listed(cluster, schedule)
 
 
@@ -91,6 +96,23 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
             (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), cluster.contention.law, limit,
         )
     )  # fmt: skip
+
+
+def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
+    """Rows between datacenters by way of gateways: the wan messages followed, what is handed round by its busiest ports."""
+    cluster = cluster or form.cluster
+    assert cluster.wan is not None
+    prices, nics = _prices(cluster, form.traffic.row_bytes), Nics(cluster.rate_P, cluster.port_R)
+    stages = form.stages
+    return float(
+        relays_by_time(form.plan, stages.after_ptr, stages.after, prices, nics, cluster.wan.bandwidth)
+    )
+
+
+def estimate_beside(form: Beside, cluster: Cluster) -> float:
+    """The longer of rows between datacenters and rows inside them: they share nics, but a wan leaves those idle most of the time."""
+    inner, relays = form.lanes, form.relays
+    return max(estimate_relays(relays, cluster), estimate_lanes(inner, cluster))
 
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -153,13 +155,14 @@ def test_one_datacenter_is_shunt():
     assert my.schedule(cluster, traffic, "wan").digest == my.schedule(cluster, traffic, "shunt").digest
 
 
-def test_parts_beside_one_another_keep_their_own_stages():
-    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
-    rows = np.arange(16).reshape(4, 4)
-    first, second = (
-        my.schedule(cluster, Traffic(part, 8), "fast") for part in (rows * (rows % 2), rows * (1 - rows % 2))
-    )
-    both = my.Schedule(cluster, Traffic(rows, 8), Beside((first.form, second.form)), "both")
-    my.verify(both)
-    moved = [tuple(stage + first.num_stages for stage in names) for names in second.after]
-    assert both.after == (*first.after, *moved)
+def test_rows_inside_and_between_datacenters_keep_their_own_stages():
+    cluster = Cluster(4, 2, Port(1e9, 0), Port(1e9, 0), datacenters=2, wan=Port(1e8, 1e-3))
+    form = my.schedule(cluster, Traffic(np.arange(64).reshape(8, 8), 8), "wan").form
+    assert isinstance(form, Beside)
+    first = len(form.relays.stages)
+    named = [form.stages.after[a:b].tolist() for a, b in pairwise(form.stages.after_ptr.tolist())]
+    assert all(q < first for names in named[:first] for q in names)
+    assert all(q >= first for names in named[first:] for q in names)
+    assert [[q - first for q in names] for names in named[first:]] == [
+        form.lanes.stages.after[a:b].tolist() for a, b in pairwise(form.lanes.stages.after_ptr.tolist())
+    ]

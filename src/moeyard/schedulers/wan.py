@@ -9,9 +9,9 @@ import numpy as np
 
 from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate
+from moeyard.estimate import estimate_lanes, estimate_relays
 from moeyard.forms.beside import Beside
-from moeyard.forms.lanes import Pairs
+from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.forms.relays import Relays
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
@@ -35,12 +35,19 @@ def schedule_wan(cluster: Cluster, traffic: Traffic) -> Schedule:
     pairs = Pairs.of(cluster, traffic)
     if cluster.datacenters == 1:
         return Schedule(cluster, traffic, shunt_lanes(pairs), "wan")
-    near, far = divided(cluster, traffic)
-    inner = shunt_lanes(Pairs.of(cluster, near))
-    made = [Schedule(cluster, traffic, Beside((relays, inner)), "wan") for relays in relay_orders(pairs, far)]
-    if not made:
-        return Schedule(cluster, traffic, inner, "wan")
-    return min(made, key=lambda plan: estimate(cluster, plan)) if len(made) > 1 else made[0]
+    return Schedule(cluster, traffic, wan_form(pairs)[0], "wan")
+
+
+def wan_form(pairs: Pairs) -> tuple[Beside | Lanes, float]:
+    """What `wan` makes with several datacenters, and its seconds."""
+    near, far = divided(pairs.cluster, pairs.traffic)
+    inner = shunt_lanes(Pairs.of(pairs.cluster, near))
+    orders = [(estimate_relays(relays), relays) for relays in relay_orders(pairs, far)]
+    seconds = estimate_lanes(inner)
+    if not orders:
+        return inner, seconds
+    across, relays = min(orders, key=lambda order: order[0])
+    return Beside(relays, inner), max(seconds, across)
 
 
 def divided(cluster: Cluster, traffic: Traffic) -> tuple[Traffic, Traffic]:

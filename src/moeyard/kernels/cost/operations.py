@@ -160,13 +160,29 @@ def _packed(messages, ptr, at):
 @kernel
 def lanes_by_time(order, pairs, prices, rate_P, wan_rate, loads, local_rows, alike, slack):
     """Seconds until the last row of the lanes form has arrived."""
-    m_lo, m_hi, m_balance, m_spread = order.messages[1], order.messages[2], order.messages[3], order.messages[4]
+    m_lo, m_hi, m_balance, m_spread = (
+        order.messages[1],
+        order.messages[2],
+        order.messages[3],
+        order.messages[4],
+    )
     nodes, _, nics = pairs.to_NNM.shape
     per, stages = pairs.by_origin.shape[2], len(order.after_ptr) - 1
     apart = not alike or _few_rows(m_lo, m_hi, nics)
     first, owner, entries = _up_stages(stages, nodes, order.pair_ptr, m_balance, m_spread)
     rows = _up_rows(
-        pairs.rows_NN, loads, order.pair_ptr, m_lo, m_hi, m_balance, m_spread, first, owner, entries, False, per
+        pairs.rows_NN,
+        loads,
+        order.pair_ptr,
+        m_lo,
+        m_hi,
+        m_balance,
+        m_spread,
+        first,
+        owner,
+        entries,
+        False,
+        per,
     )
     messages = lane_messages(order, pairs, prices, (first, owner, rows), local_rows, apart)
     ports = lane_ports(rate_P, nics, wan_rate, nodes // prices.nodes_per_dc, apart, prices.law)

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 @kernel
-def _gates(plan, p):
+def gates_of(plan, p):
     """The gateways of a piece."""
     c = plan.pieces[0, p]
     planes = plan.gate.shape[1] // plan.size_RD.shape[1]
@@ -45,7 +45,7 @@ def _gates(plan, p):
 
 
 @kernel
-def _way(plan, rank, gate):
+def way_of(plan, rank, gate):
     """The two ranks between a rank and a gateway: the nearer to the rank first."""
     if rank // plan.per == gate // plan.per:
         return rank, rank
@@ -81,8 +81,8 @@ def _mine(here, there, me, receive):
 @kernel
 def _outward(plan, p, o, me, receive):
     """The hops of an origin's rows up to the wan that `me` has part in: one bit each."""
-    a, b = _gates(plan, p)
-    near, far = _way(plan, o, a)
+    a, b = gates_of(plan, p)
+    near, far = way_of(plan, o, a)
     hops = 1 * _mine(o, near, me, receive) + 2 * _mine(near, far, me, receive)
     return hops + 4 * _mine(far, a, me, receive) + 8 * _mine(a, b, me, receive)
 
@@ -93,8 +93,8 @@ def _emit_origin(out, n, plan, p, o, x, me, receive):
     c = plan.pieces[0, p]
     A, B = plan.chains[0, c], plan.chains[1, c]
     ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
-    a, b = _gates(plan, p)
-    near, far = _way(plan, o, a)
+    a, b = gates_of(plan, p)
+    near, far = way_of(plan, o, a)
     hops = _outward(plan, p, o, me, receive) if me // ranks == A or me == b else 0
     inward = me // ranks == B
     if hops == 0 and not inward:
@@ -114,7 +114,7 @@ def _emit_origin(out, n, plan, p, o, x, me, receive):
             if hops & 8:
                 n = _emit(out, n, plan.stage[p, ACROSS], a, b, block)
             if inward:
-                last, next_ = _way(plan, t, b)
+                last, next_ = way_of(plan, t, b)
                 if _mine(b, next_, me, receive):
                     n = _emit(out, n, plan.stage[p, FROM_GATE], b, next_, block)
                 if _mine(next_, last, me, receive):
@@ -157,7 +157,7 @@ def relay_part(receive, stages, room, rank, plan):
 
 
 @kernel
-def _count(plan, p, from_o, to_t):
+def count_rows(plan, p, from_o, to_t):
     """Fill from_o[o] and to_t[t] with the rows of a piece, ranks counted inside their datacenters."""
     c = plan.pieces[0, p]
     ranks = len(from_o)
@@ -187,7 +187,7 @@ def _put_side(out, n, plan, p, rows, gate, inward):
     by_near, by_far = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     far_of = np.zeros(ranks, np.int64)
     for i in range(ranks):
-        near, far = _way(plan, first + i, gate)
+        near, far = way_of(plan, first + i, gate)
         by_near[near - first] += rows[i]
         by_far[far - first] += rows[i]
         far_of[near - first] = far
@@ -199,7 +199,7 @@ def _put_side(out, n, plan, p, rows, gate, inward):
             if (hop == TO_NODE) or (hop == FROM_NODE):
                 moved, there = by_near[i], far_of[i]
             elif (hop == TO_STAND_IN) or (hop == FROM_STAND_IN):
-                moved, there = rows[i], _way(plan, here, gate)[0]
+                moved, there = rows[i], way_of(plan, here, gate)[0]
             if moved > 0 and here != there:
                 out[n, 0], out[n, 3] = plan.stage[p, hop], moved
                 out[n, 1], out[n, 2] = (there, here) if inward else (here, there)
@@ -215,8 +215,8 @@ def relay_messages(plan):
     from_o, to_t = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
     n = 0
     for p in range(pieces):
-        a, b = _gates(plan, p)
-        _count(plan, p, from_o, to_t)
+        a, b = gates_of(plan, p)
+        count_rows(plan, p, from_o, to_t)
         n = _put_side(out, n, plan, p, from_o, a, False)
         out[n, 0], out[n, 1], out[n, 2] = plan.stage[p, ACROSS], a, b
         out[n, 3] = plan.pieces[2, p] - plan.pieces[1, p]
