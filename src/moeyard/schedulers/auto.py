@@ -28,7 +28,8 @@ from moeyard.schedulers.lanes import (
 from moeyard.schedulers.wan import wan_form
 from moeyard.traffic import Traffic
 
-NEAR = 1.01  # times what cannot be beaten: near enough to look no further
+IDLE = 1.02  # times the closed form of blocks between three datacenters or more
+NEAR = 1.02  # times what cannot be beaten: near enough to look no further
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -42,7 +43,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
         _over_wan(pairs, choice)
     elif pairs.looks[1].busiest > 0.0:
         choice.lanes(_candidates(pairs))
-    if pairs.looks[1].straight <= choice.seconds:
+    if cluster.datacenters == 1 and pairs.looks[1].straight <= choice.seconds:
         choice.straight()
     found = choice.found
     considered = tuple(sorted(found.items(), key=lambda item: (item[0] != choice.winner, item[1])))
@@ -74,13 +75,13 @@ class Choice:
             for name, seconds in found.items():
                 self.take(name, form, seconds) if name == winner else self.found.setdefault(name, seconds)
 
-    def straight(self) -> None:
+    def straight(self, handicap: float = 1.0) -> None:
         """Blocks straight from origin to target; of two that cost the same, these."""
         if "direct" not in self.found:
             seconds = estimate_blocks(self.blocks, limit=self.seconds)
             if seconds < math.inf:
                 self.found["direct"] = seconds
-            if seconds <= self.seconds:
+            if seconds * handicap <= self.seconds:
                 self.form, self.winner, self.seconds = self.blocks, "direct", seconds
 
 
@@ -96,14 +97,25 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     busiest = int(max(rows_DD.sum(axis=0).max(), rows_DD.sum(axis=1).max()))
     port = busiest * pairs.traffic.row_bytes / wan.bandwidth
     least = port + wan.latency if busiest else 0.0
-    if cluster.contention.loss == 0.0:  # nothing is lost by sending all at once
+    straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
+    # Nothing is lost by sending all at once under the ideal law, and two datacenters keep each other's ports busy. Of more, one may
+    # leave a port idle while it waits for a third, which the closed form of blocks does not see.
+    apart = cluster.datacenters > 2
+    if cluster.contention.loss == 0.0 and not apart:
         choice.straight()
     if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
         choice.take("wan", *wan_form(pairs))
-        choice.straight()
+        if straight < choice.seconds:
+            choice.straight(IDLE if apart else 1.0)
     lanes = port * cluster.contention.factor(cluster.nics_per_node) + wan.latency if busiest else 0.0
     if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes((name, max(lanes, least), make) for name, least, make in _candidates(pairs))
+
+
+def _flows(pairs: Pairs) -> float:
+    """Blocks that cross a wan port, in the mean."""
+    between = pairs.cluster.datacenters - 1
+    return float(np.count_nonzero(pairs.traffic.rows)) * between / pairs.cluster.datacenters**2
 
 
 def _candidates(pairs: Pairs) -> Iterator[Candidate]:
