@@ -21,7 +21,8 @@ from moeyard.forms.lanes import Lanes
 from moeyard.forms.relays import Relays
 from moeyard.kernels.cost.blocks import direct_seconds
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
-from moeyard.kernels.cost.operations import lanes_apart, lanes_by_time
+from moeyard.kernels.cost.operations import lanes_by_time
+from moeyard.kernels.cost.relays import Nics, relays_by_time
 from moeyard.kernels.cost.walk import lanes_seconds, listed_seconds
 from moeyard.kernels.cost.wire import Wire
 from moeyard.kernels.lanes.types import Prices
@@ -51,8 +52,8 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             return estimate_lanes(form, cluster)
         if isinstance(form, Blocks) and not form.hashed:
             return estimate_blocks(form, cluster)
-        if isinstance(form, Beside) and all(isinstance(part, (Lanes, Relays)) for part in form.parts):
-            return estimate_beside(form, cluster, schedule.traffic.row_bytes)
+        if isinstance(form, Beside):
+            return estimate_beside(form, cluster)
     return estimate_listed(cluster, schedule)
 
 
@@ -91,24 +92,21 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     )  # fmt: skip
 
 
-def estimate_beside(form: Beside, cluster: Cluster, row_bytes: int) -> float:
-    """Forms that share ports, followed together: relays message by message, lanes each by itself."""
-    links, first, parts = Links(cluster), 0, []
-    for part in form.parts:
-        if isinstance(part, Lanes):
-            pairs = part.pairs
-            prices = _prices(cluster, row_bytes)
-            found = Messages(*lanes_apart(part.order, pairs.kernel, prices, pairs.loads, pairs.local[1]))
-            ports = np.where(found.port_MH >= 0, found.port_MH + links.first[NIC_OUT], -1)
-            found = found._replace(port_MH=ports)
-        else:
-            assert isinstance(part, Relays)
-            stage, src, dst, rows = (np.ascontiguousarray(column) for column in part.messages.T)
-            found = _listed(links, stage, src, dst, rows * float(row_bytes))
-        parts.append(found._replace(stage_M=found.stage_M + first))
-        first += len(part.stages)
-    together = Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    return _by_time(links, together, form.stages)
+def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
+    """Rows between datacenters by way of gateways: the wan messages followed, what is handed round by its busiest ports."""
+    cluster = cluster or form.cluster
+    assert cluster.wan is not None
+    prices, nics = _prices(cluster, form.traffic.row_bytes), Nics(cluster.rate_P, cluster.port_R)
+    stages = form.stages
+    return float(
+        relays_by_time(form.plan, stages.after_ptr, stages.after, prices, nics, cluster.wan.bandwidth)
+    )
+
+
+def estimate_beside(form: Beside, cluster: Cluster) -> float:
+    """The longer of rows between datacenters and rows inside them: they share nics, but a wan leaves those idle most of the time."""
+    inner, relays = form.lanes, form.relays
+    return max(estimate_relays(relays, cluster), estimate_lanes(inner, cluster))
 
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:

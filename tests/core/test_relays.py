@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -15,7 +17,7 @@ from moeyard.forms.lanes import Pairs
 from moeyard.forms.relays import Relays
 from moeyard.kernels.orders.wan import PARTS, datacenter_rows, gateways
 from moeyard.kernels.program.tables import merge_messages
-from moeyard.schedulers.wan import divided, relay_orders
+from moeyard.schedulers.wan import relay_orders
 from moeyard.workloads import workload
 
 
@@ -47,6 +49,8 @@ def slow_transfers(form: Relays) -> list[tuple[int, ...]]:
     found: dict[tuple[int, ...], list[int]] = {}
     for A in range(cluster.datacenters):
         for B in range(cluster.datacenters):
+            if A == B:
+                continue
             own = [
                 (o, t, i)
                 for o in range(A * ranks, A * ranks + ranks)
@@ -79,7 +83,8 @@ def slow_transfers(form: Relays) -> list[tuple[int, ...]]:
 def test_every_row_takes_the_way_of_its_piece(job):
     cluster, traffic = job
     cluster = far_apart(cluster)
-    for form in relay_orders(Pairs.of(cluster, traffic), divided(cluster, traffic)[1]):
+    for _, make in relay_orders(Pairs.of(cluster, traffic)):
+        form = make()
         table = form.table()
         rows = [(*t[:5], t[5] + i) for t in table.tolist() for i in range(t[6])]
         assert sorted(rows) == slow_transfers(form)
@@ -111,7 +116,8 @@ def test_rows_of_datacenters_add_up(job):
     cluster = far_apart(cluster)
     ranks = cluster.num_ranks // cluster.datacenters
     rows, size, start = datacenter_rows(Pairs.of(cluster, traffic).by_origin, cluster.nodes_per_datacenter)
-    far = divided(cluster, traffic)[1].rows.reshape(-1, cluster.datacenters, ranks).sum(axis=2)
+    far = traffic.rows.reshape(-1, cluster.datacenters, ranks).sum(axis=2)
+    far[np.arange(cluster.num_ranks), np.arange(cluster.num_ranks) // ranks] = 0
     np.testing.assert_array_equal(size, far)
     np.testing.assert_array_equal(rows, far.reshape(-1, ranks, cluster.datacenters).sum(axis=1))
     for A in range(cluster.datacenters):
@@ -153,13 +159,14 @@ def test_one_datacenter_is_shunt():
     assert my.schedule(cluster, traffic, "wan").digest == my.schedule(cluster, traffic, "shunt").digest
 
 
-def test_parts_beside_one_another_keep_their_own_stages():
-    cluster = Cluster(2, 2, Port(1e9, 0), Port(1e9, 0))
-    rows = np.arange(16).reshape(4, 4)
-    first, second = (
-        my.schedule(cluster, Traffic(part, 8), "fast") for part in (rows * (rows % 2), rows * (1 - rows % 2))
-    )
-    both = my.Schedule(cluster, Traffic(rows, 8), Beside((first.form, second.form)), "both")
-    my.verify(both)
-    moved = [tuple(stage + first.num_stages for stage in names) for names in second.after]
-    assert both.after == (*first.after, *moved)
+def test_rows_inside_and_between_datacenters_keep_their_own_stages():
+    cluster = Cluster(4, 2, Port(1e9, 0), Port(1e9, 0), datacenters=2, wan=Port(1e8, 1e-3))
+    form = my.schedule(cluster, Traffic(np.arange(64).reshape(8, 8), 8), "wan").form
+    assert isinstance(form, Beside)
+    first = len(form.relays.stages)
+    named = [form.stages.after[a:b].tolist() for a, b in pairwise(form.stages.after_ptr.tolist())]
+    assert all(q < first for names in named[:first] for q in names)
+    assert all(q >= first for names in named[first:] for q in names)
+    assert [[q - first for q in names] for names in named[first:]] == [
+        form.lanes.stages.after[a:b].tolist() for a, b in pairwise(form.lanes.stages.after_ptr.tolist())
+    ]

@@ -1,4 +1,4 @@
-"""Several forms at once: each keeps its own stages, and none waits for another's."""
+"""Rows between datacenters and rows inside them at once: each form keeps its own stages, and none waits for the other's."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from itertools import accumulate
 import numpy as np
 
 from moeyard.arrays import IntArray, frozen
+from moeyard.forms.lanes import Lanes
+from moeyard.forms.relays import Relays
 from moeyard.kernels.program.tables import STAGE
-from moeyard.schedule import Form, Stages
+from moeyard.schedule import Stages
 
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """Parts that move different rows of one traffic; the stages of the first come first."""
+    """The stages of `relays` come first."""
 
-    parts: tuple[Form, ...]
+    relays: Relays
+    lanes: Lanes
+
+    @property
+    def parts(self) -> tuple[Relays, Lanes]:
+        return self.relays, self.lanes
 
     @cached_property
     def _first(self) -> tuple[int, ...]:

@@ -17,11 +17,11 @@ from moeyard.traffic import Traffic
 
 @dataclass(frozen=True, eq=False)
 class Relays:
-    """Rows between datacenters: gathered inside one at a gateway; sent to a gateway of the other in a few large messages; and spread
+    """The rows of a traffic that go between datacenters: gathered inside one at a gateway; sent to a gateway of the other in a few large messages; and spread
     from there the same way. `plan` says who and in which pieces."""
 
     cluster: Cluster
-    traffic: Traffic  # between datacenters only
+    traffic: Traffic
     stages: Stages
     plan: Plan
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_blocks
 from moeyard.forms.blocks import Blocks
-from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.forms.lanes import Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
-from moeyard.schedule import Schedule
+from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
     Candidate,
     cheapest,
@@ -23,29 +25,97 @@ from moeyard.schedulers.lanes import (
     waves_lanes,
     worth_waves,
 )
+from moeyard.schedulers.wan import wan_form
 from moeyard.traffic import Traffic
+
+IDLE = 1.02  # times the closed form of blocks between three datacenters or more
+NEAR = 1.02  # times what cannot be beaten: near enough to look no further
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
-    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt.
+    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt, and with several datacenters wan.
 
     What cannot beat the best found so far is not built; what was built is in `considered`.
     """
     pairs = Pairs.of(cluster, traffic)
-    straight = Blocks(cluster, traffic, hashed=False)
-    form: Lanes | Blocks = straight
-    winner, best, found = "direct", math.inf, dict[str, float]()
-    if pairs.looks[1].busiest > 0.0:
-        form, winner, found = cheapest(_candidates(pairs))
-        best = found[winner]
-    if best == math.inf or pairs.looks[1].straight <= best:
-        seconds = estimate_blocks(straight, limit=best)
-        if seconds < math.inf:
-            found["direct"] = seconds
-        if seconds <= best:
-            form, winner = straight, "direct"
-    considered = tuple(sorted(found.items(), key=lambda item: (item[0] != winner, item[1])))
-    return Schedule(cluster, traffic, form, winner, considered)
+    choice = Choice(Blocks(cluster, traffic, hashed=False))
+    if cluster.datacenters > 1:
+        _over_wan(pairs, choice)
+    elif pairs.looks[1].busiest > 0.0:
+        choice.lanes(_candidates(pairs))
+    if cluster.datacenters == 1 and pairs.looks[1].straight <= choice.seconds:
+        choice.straight()
+    found = choice.found
+    considered = tuple(sorted(found.items(), key=lambda item: (item[0] != choice.winner, item[1])))
+    return Schedule(cluster, traffic, choice.form, choice.winner, considered)
+
+
+class Choice:
+    """The best so far, and what was looked at."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.form: Form = blocks
+        self.winner = "direct"
+        self.seconds = math.inf
+        self.found: dict[str, float] = {}
+
+    def take(self, name: str, form: Form, seconds: float) -> None:
+        self.found[name] = min(seconds, self.found.get(name, seconds))
+        if seconds < self.seconds:
+            self.form, self.winner, self.seconds = form, name, seconds
+
+    def lanes(self, candidates: Iterator[Candidate]) -> None:
+        """The cheapest of these, if any can win."""
+        able = (
+            [made for made in candidates if made[1] < self.seconds] if self.seconds < math.inf else candidates
+        )
+        if able:
+            form, winner, found = cheapest(able)
+            for name, seconds in found.items():
+                self.take(name, form, seconds) if name == winner else self.found.setdefault(name, seconds)
+
+    def straight(self, handicap: float = 1.0) -> None:
+        """Blocks straight from origin to target; of two that cost the same, these."""
+        if "direct" not in self.found:
+            seconds = estimate_blocks(self.blocks, limit=self.seconds)
+            if seconds < math.inf:
+                self.found["direct"] = seconds
+            if seconds * handicap <= self.seconds:
+                self.form, self.winner, self.seconds = self.blocks, "direct", seconds
+
+
+def _over_wan(pairs: Pairs, choice: Choice) -> None:
+    """Several datacenters. No schedule beats the busiest wan port; those of lanes put a flow for every nic on it."""
+    cluster, wan = pairs.cluster, pairs.cluster.wan
+    assert wan is not None
+    between = pairs.rows_NN.reshape(
+        cluster.datacenters, -1, cluster.datacenters, cluster.nodes_per_datacenter
+    )
+    rows_DD = between.sum(axis=(1, 3))
+    np.fill_diagonal(rows_DD, 0)
+    busiest = int(max(rows_DD.sum(axis=0).max(), rows_DD.sum(axis=1).max()))
+    port = busiest * pairs.traffic.row_bytes / wan.bandwidth
+    least = port + wan.latency if busiest else 0.0
+    straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
+    # Nothing is lost by sending all at once under the ideal law, and two datacenters keep each other's ports busy. Of more, one may
+    # leave a port idle while it waits for a third, which the closed form of blocks does not see.
+    apart = cluster.datacenters > 2
+    if cluster.contention.loss == 0.0 and not apart:
+        choice.straight()
+    if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
+        choice.take("wan", *wan_form(pairs))
+        if straight < choice.seconds:
+            choice.straight(IDLE if apart else 1.0)
+    lanes = port * cluster.contention.factor(cluster.nics_per_node) + wan.latency if busiest else 0.0
+    if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
+        choice.lanes((name, max(lanes, least), make) for name, least, make in _candidates(pairs))
+
+
+def _flows(pairs: Pairs) -> float:
+    """Blocks that cross a wan port, in the mean."""
+    between = pairs.cluster.datacenters - 1
+    return float(np.count_nonzero(pairs.traffic.rows)) * between / pairs.cluster.datacenters**2
 
 
 def _candidates(pairs: Pairs) -> Iterator[Candidate]:

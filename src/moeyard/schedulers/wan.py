@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate
+from moeyard.estimate import estimate_relays
 from moeyard.forms.beside import Beside
-from moeyard.forms.lanes import Pairs
+from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.forms.relays import Relays
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
@@ -19,8 +20,10 @@ from moeyard.kernels.orders.wan import datacenter_rows, gateways, in_parts
 from moeyard.kernels.relays.parts import Plan
 from moeyard.kernels.stages.relays import relay_stages
 from moeyard.schedule import Schedule, Stages
-from moeyard.schedulers.lanes import shunt_lanes
+from moeyard.schedulers.lanes import cheapest, shunt_lanes, shunt_orders
 from moeyard.traffic import Traffic
+
+HIDDEN = 0.4  # of the wan's time: what takes less inside the datacenters is hidden behind it
 
 
 def schedule_wan(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -35,44 +38,100 @@ def schedule_wan(cluster: Cluster, traffic: Traffic) -> Schedule:
     pairs = Pairs.of(cluster, traffic)
     if cluster.datacenters == 1:
         return Schedule(cluster, traffic, shunt_lanes(pairs), "wan")
-    near, far = divided(cluster, traffic)
-    inner = shunt_lanes(Pairs.of(cluster, near))
-    made = [Schedule(cluster, traffic, Beside((relays, inner)), "wan") for relays in relay_orders(pairs, far)]
-    if not made:
-        return Schedule(cluster, traffic, inner, "wan")
-    return min(made, key=lambda plan: estimate(cluster, plan)) if len(made) > 1 else made[0]
+    return Schedule(cluster, traffic, wan_form(pairs)[0], "wan")
 
 
-def divided(cluster: Cluster, traffic: Traffic) -> tuple[Traffic, Traffic]:
-    """The rows inside datacenters, and those between them."""
-    inside = np.kron(
-        np.eye(cluster.datacenters, dtype=np.int64),
-        np.ones(2 * (cluster.num_ranks // cluster.datacenters,), np.int64),
-    )
-    return Traffic(traffic.rows * inside, traffic.row_bytes), Traffic(
-        traffic.rows * (1 - inside), traffic.row_bytes
-    )
+def wan_form(pairs: Pairs) -> tuple[Beside | Lanes, float]:
+    """What `wan` makes with several datacenters, and its seconds."""
+    best, chosen = math.inf, None
+    for least, make in relay_orders(pairs):
+        if least < best:
+            relays = make()
+            seconds = estimate_relays(relays)
+            if seconds < best:
+                best, chosen = seconds, relays
+    inside = pairs_inside(pairs)
+    if chosen is not None and inside.looks[1].at_once < HIDDEN * best:  # any order will do
+        return Beside(chosen, next(shunt_orders(inside))[2]()), best
+    inner, _, found = cheapest(shunt_orders(inside))
+    if chosen is None:
+        return inner, min(found.values())
+    return Beside(chosen, inner), max(best, *found.values())
 
 
-def relay_orders(pairs: Pairs, far: Traffic) -> Iterator[Relays]:
-    """The orders among which `wan` chooses: all pairs of datacenters at once, and one to one. None if no row crosses."""
+@lru_cache(maxsize=8)
+def _joined(cluster: Cluster) -> Cluster:
+    """The same nodes without a wan between them: for rows that do not cross it."""
+    return cluster.but(datacenters=1, wan=None)
+
+
+def pairs_inside(pairs: Pairs) -> Pairs:
+    """The pairs of nodes of one datacenter; the others have no rows."""
+    each = pairs.cluster.nodes_per_datacenter
+    sums = [np.zeros_like(a) for a in (pairs.rows_NN, pairs.by_origin, pairs.by_target)]
+    for first in range(0, pairs.cluster.nodes, each):
+        own = slice(first, first + each)
+        for kept, whole in zip(sums, (pairs.rows_NN, pairs.by_origin, pairs.by_target), strict=True):
+            kept[own, own] = whole[own, own]
+    rows, by_origin, by_target = sums
+    return Pairs(_joined(pairs.cluster), pairs.traffic, rows, by_origin, by_target, pairs.first_NN)
+
+
+def relay_orders(pairs: Pairs) -> Iterator[tuple[float, Callable[[], Relays]]]:
+    """The orders among which `wan` chooses, as (seconds that it hardly beats, how to make it): all pairs of datacenters at once, and
+    one to one. None if no row crosses."""
     cluster, wan = pairs.cluster, pairs.cluster.wan
     assert wan is not None
-    rows_DD, size_RD, start_RD = datacenter_rows(pairs.by_origin, cluster.nodes_per_datacenter)
-    if not rows_DD.any():
+    sums = datacenter_rows(pairs.by_origin, cluster.nodes_per_datacenter)
+    rows_DD, row = sums[0], pairs.traffic.row_bytes / wan.bandwidth
+    busiest = max(rows_DD.sum(axis=0).max(), rows_DD.sum(axis=1).max()) * row
+    if busiest == 0.0:
         return
-    fastest = cluster.scale_out.bandwidth * cluster.rails.max(axis=1).reshape(cluster.datacenters, -1).max(
-        axis=1
+    lost = cluster.contention.factor(len(rows_DD) - 1) - 1.0
+    yield (
+        busiest * (1.0 + lost / 2) + wan.latency,
+        lambda: _relays(pairs, sums, in_list_order(shifts(len(rows_DD)), rows_DD, 0), in_turn=False),
     )
-    slowest = float(fastest[rows_DD.any(axis=0) | rows_DD.any(axis=1)].min())
+    if len(rows_DD) > 2 and lost > 0.0:  # else nothing is gained by taking turns
+        wire, least = _one_to_one(rows_DD, row, wan.latency)
+        yield least, lambda: _relays(pairs, sums, wire, in_turn=True)
+
+
+def _relays(pairs: Pairs, sums: tuple[IntArray, ...], wire: IntArray, *, in_turn: bool) -> Relays:
+    """The form of wan messages in this order."""
+    cluster, wan = pairs.cluster, pairs.cluster.wan
+    assert wan is not None
+    rows_DD, size_RD, start_RD = sums
+    planes, gate, stand_in, used, ratio = _network(
+        cluster, tuple(np.logical_or(rows_DD.any(axis=0), rows_DD.any(axis=1)).tolist())
+    )
+    times = (
+        pairs.traffic.row_bytes / wan.bandwidth,
+        wan.latency,
+        cluster.scale_out.latency + cluster.scale_up.latency,
+    )
+    chains, pieces = in_parts(wire, planes, times, ratio, start_RD, gate)
+    stage, scale_out, ptr, after = relay_stages(chains, pieces, gate.shape[1], planes, used, in_turn)
+    plan = Plan(
+        pairs.traffic.rows, size_RD, start_RD, stand_in, gate, chains, pieces, stage, cluster.ranks_per_node
+    )
+    return Relays(cluster, pairs.traffic, Stages(frozen(scale_out), frozen(ptr), frozen(after)), plan)
+
+
+@lru_cache(maxsize=8)
+def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, IntArray, BoolArray, float]:
+    """How many planes; their gateways; who stands in for a rank between nodes; which hops there are; and a part's time on its way to
+    a gateway over its time on the wan. `busy`: the datacenters that send or receive."""
+    wan, per = cluster.wan, cluster.ranks_per_node
+    assert wan is not None
+    fastest = cluster.scale_out.bandwidth * cluster.rails.reshape(cluster.datacenters, -1).max(axis=1)
+    slowest = float(fastest[list(busy)].min())
     planes = max(
         1, min(math.ceil(wan.bandwidth / slowest), cluster.nodes_per_datacenter * cluster.nics_per_node)
     )
-    gate = gateways(
-        cluster.rails, cluster.carrier_M, cluster.ranks_per_node, cluster.nodes_per_datacenter, planes
-    )
-    inside, across = cluster.ranks_per_node > 1, cluster.nodes_per_datacenter > 1
-    local = cluster.stand_in_R % cluster.ranks_per_node
+    gate = gateways(cluster.rails, cluster.carrier_M, per, cluster.nodes_per_datacenter, planes)
+    inside, across = per > 1, cluster.nodes_per_datacenter > 1
+    local = cluster.stand_in_R % per
     stand_in: IntArray = (
         cluster.stand_in_R - local + cluster.carrier_M[cluster.nic_G[local]]
     )  # one flow a nic
@@ -82,32 +141,17 @@ def relay_orders(pairs: Pairs, far: Traffic) -> Iterator[Relays]:
     flows = cluster.contention.factor(cluster.nodes_per_datacenter - 1)
     out = across * flows / (slowest * cluster.nics_per_node)
     ratio = wan.bandwidth * (inside / cluster.scale_up.bandwidth + out) / planes
-    ratio = min(max(ratio, 1 / 64), 1 / 2)
-    row = far.row_bytes / wan.bandwidth
-    times = (row, wan.latency, cluster.scale_out.latency + cluster.scale_up.latency)
-    for in_turn in (False, True) if cluster.datacenters > 2 else (False,):
-        wire = _one_to_one(rows_DD, row, wan.latency) if in_turn else _at_once(rows_DD)
-        chains, pieces = in_parts(wire, planes, times, ratio, start_RD, gate)
-        stage, scale_out, ptr, after = relay_stages(chains, pieces, gate.shape[1], planes, used, in_turn)
-        plan = Plan(
-            far.rows, size_RD, start_RD, stand_in, gate, chains, pieces, stage, cluster.ranks_per_node
-        )
-        yield Relays(cluster, far, Stages(frozen(scale_out), frozen(ptr), frozen(after)), plan)
+    return planes, frozen(gate), frozen(stand_in), frozen(used), min(max(ratio, 1 / 64), 1 / 2)
 
 
-def _at_once(rows_DD: IntArray) -> IntArray:
-    """Wire messages of all pairs."""
-    wire: IntArray = in_list_order(shifts(len(rows_DD)), rows_DD, 0)
-    return wire
-
-
-def _one_to_one(rows_DD: IntArray, row: float, latency: float) -> IntArray:
-    """Wire messages of all pairs in the better of two orders: an open-shop list, or matchings of like size."""
+def _one_to_one(rows_DD: IntArray, row: float, latency: float) -> tuple[IntArray, float]:
+    """Wire messages of all pairs in the better of two orders, an open-shop list or matchings of like size; and its makespan."""
     crossing = rows_DD * row
     wire, least = pieces_in_order(crossing, rows_DD, math.inf, latency, 0.001)
     seconds = in_pieces(crossing, rows_DD, math.inf, latency)[1]
-    perms = heavy_matchings(seconds, 0.93)
-    if list_makespan(perms, seconds) < least:
-        wire = in_list_order(perms, rows_DD, 0)
-    found: IntArray = wire
-    return found
+    if least > 1.002 * max(seconds.sum(axis=0).max(), seconds.sum(axis=1).max()):  # the list leaves gaps
+        perms = heavy_matchings(seconds, 0.93)
+        matched = list_makespan(perms, seconds)
+        if matched < least:
+            wire, least = in_list_order(perms, rows_DD, 0), matched
+    return wire, float(least)

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 @kernel
-def _gates(plan, p):
+def gates_of(plan, p):
     """The gateways of a piece."""
     c = plan.pieces[0, p]
     planes = plan.gate.shape[1] // plan.size_RD.shape[1]
@@ -45,7 +45,7 @@ def _gates(plan, p):
 
 
 @kernel
-def _way(plan, rank, gate):
+def way_of(plan, rank, gate):
     """The two ranks between a rank and a gateway: the nearer to the rank first."""
     if rank // plan.per == gate // plan.per:
         return rank, rank
@@ -63,67 +63,68 @@ def _run(plan, p, second):
     return first + max(0, turn + lo - size), first + max(0, turn + hi - size)
 
 
-@kernel
-def _emit(out, n, stage, src, dst, block):
-    """Write one transfer of `block`: origin, target, start, rows; how many there are then."""
-    if n < len(out):
-        out[n, STAGE], out[n, SRC], out[n, DST] = stage, src, dst
-        out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = block
-    return n + 1
+class Side(NamedTuple):
+    """The ranks of one datacenter and their ways to its gateway, or from it."""
+
+    near: Any  # [rank]: the next on its way to the gateway
+    far: Any  # and the one after
+    mine: Any  # a bit for each hop that the rank at hand has part in
 
 
 @kernel
-def _mine(here, there, me, receive):
-    """Whether a hop moves rows, and `me` sends them, or with `receive` gets them."""
-    return here != there and me == (there if receive else here)
-
-
-@kernel
-def _outward(plan, p, o, me, receive):
-    """The hops of an origin's rows up to the wan that `me` has part in: one bit each."""
-    a, b = _gates(plan, p)
-    near, far = _way(plan, o, a)
-    hops = 1 * _mine(o, near, me, receive) + 2 * _mine(near, far, me, receive)
-    return hops + 4 * _mine(far, a, me, receive) + 8 * _mine(a, b, me, receive)
-
-
-@kernel
-def _emit_origin(out, n, plan, p, o, x, me, receive):
-    """The transfers of rows x[0]..x[1] of what A has for B that come from o, at rank `me`."""
-    c = plan.pieces[0, p]
-    A, B = plan.chains[0, c], plan.chains[1, c]
+def _side(plan, gate, inward, me, receive):
+    """The ways of a datacenter's ranks; `me` sends, or with `receive` gets, what the bits say."""
     ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
-    a, b = _gates(plan, p)
-    near, far = _way(plan, o, a)
-    hops = _outward(plan, p, o, me, receive) if me // ranks == A or me == b else 0
-    inward = me // ranks == B
-    if hops == 0 and not inward:
-        return n
-    at = plan.start_RD[o, B]
-    for t in range(B * ranks, B * ranks + ranks):
-        rows = plan.rows_RR[o, t]
-        lo, hi = max(x[0], at), min(x[1], at + rows)
-        if lo < hi:
-            block = (o, t, lo - at, hi - lo)
-            if hops & 1:
-                n = _emit(out, n, plan.stage[p, TO_STAND_IN], o, near, block)
-            if hops & 2:
-                n = _emit(out, n, plan.stage[p, TO_NODE], near, far, block)
-            if hops & 4:
-                n = _emit(out, n, plan.stage[p, TO_GATE], far, a, block)
-            if hops & 8:
-                n = _emit(out, n, plan.stage[p, ACROSS], a, b, block)
-            if inward:
-                last, next_ = _way(plan, t, b)
-                if _mine(b, next_, me, receive):
-                    n = _emit(out, n, plan.stage[p, FROM_GATE], b, next_, block)
-                if _mine(next_, last, me, receive):
-                    n = _emit(out, n, plan.stage[p, FROM_NODE], next_, last, block)
-                if _mine(last, t, me, receive):
-                    n = _emit(out, n, plan.stage[p, FROM_STAND_IN], last, t, block)
-        at += rows
-        if at >= x[1]:
-            break
+    near, far, mine = np.empty(ranks, np.int64), np.empty(ranks, np.int64), np.zeros(ranks, np.int64)
+    first = gate // ranks * ranks
+    late = inward == receive  # of a hop between two, `me` is the one nearer to the rank
+    for i in range(ranks):
+        near[i], far[i] = way_of(plan, first + i, gate)
+        steps = (first + i, near[i], far[i], gate)
+        for step in range(3):  # from the rank to the gateway
+            end = steps[step] if late else steps[step + 1]
+            if steps[step] != steps[step + 1] and end == me:
+                mine[i] |= 1 << (HOPS - 1 - step if inward else step)
+    return Side(near, far, mine)
+
+
+@kernel
+def _emit_run(out, n, plan, p, x, sides, across):
+    """The transfers of rows x[0]..x[1] of what A has for B, at the rank that `sides` were made for, in (origin, target, start) order.
+    across: the bit of the wan, if it has part in that."""
+    c = plan.pieces[0, p]
+    near_o, far_o, mine_o = sides[0]
+    near_t, far_t, mine_t = sides[1]
+    ranks, B = len(near_o), plan.chains[1, c]
+    o0, t0 = plan.chains[0, c] * ranks, B * ranks
+    a, b = gates_of(plan, p)
+    inward = False
+    for j in range(ranks):
+        inward |= mine_t[j] != 0
+    for i in range(ranks):
+        at = plan.start_RD[o0 + i, B]
+        outward = mine_o[i] | across
+        if at >= x[1] or at + plan.size_RD[o0 + i, B] <= x[0] or (outward == 0 and not inward):
+            continue
+        for j in range(ranks):
+            rows = plan.rows_RR[o0 + i, t0 + j]
+            lo, hi = max(x[0], at), min(x[1], at + rows)
+            hops = outward | mine_t[j]
+            if lo < hi and hops:
+                way = (o0 + i, near_o[i], far_o[i], a, b, far_t[j], near_t[j], t0 + j)
+                for hop in range(HOPS):
+                    if hops >> hop & 1:
+                        if n < len(out):
+                            out[n, STAGE], out[n, SRC], out[n, DST] = (
+                                plan.stage[p, hop],
+                                way[hop],
+                                way[hop + 1],
+                            )
+                            out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = (
+                                o0 + i, t0 + j, lo - at, hi - lo,
+                            )  # fmt: skip
+                        n += 1
+            at += rows
     return n
 
 
@@ -133,15 +134,16 @@ def _part(out, me, plan, receive):
     ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
     here, n = me // ranks, 0
     for p in range(plan.pieces.shape[1]):
-        A, B = plan.chains[0, plan.pieces[0, p]], plan.chains[1, plan.pieces[0, p]]
-        if here != A and here != B:
+        c = plan.pieces[0, p]
+        if here != plan.chains[0, c] and here != plan.chains[1, c]:
             continue
+        a, b = gates_of(plan, p)
+        sides = _side(plan, a, False, me, receive), _side(plan, b, True, me, receive)
+        across = 1 << ACROSS if me == (b if receive else a) else 0
         for second in range(2):
             x = _run(plan, p, second == 1)
-            for o in range(A * ranks, A * ranks + ranks if x[0] < x[1] else 0):
-                at = plan.start_RD[o, B]
-                if at < x[1] and at + plan.size_RD[o, B] > x[0]:
-                    n = _emit_origin(out, n, plan, p, o, x, me, receive)
+            if x[0] < x[1]:
+                n = _emit_run(out, n, plan, p, x, sides, across)
     return n
 
 
@@ -157,7 +159,7 @@ def relay_part(receive, stages, room, rank, plan):
 
 
 @kernel
-def _count(plan, p, from_o, to_t):
+def count_rows(plan, p, from_o, to_t):
     """Fill from_o[o] and to_t[t] with the rows of a piece, ranks counted inside their datacenters."""
     c = plan.pieces[0, p]
     ranks = len(from_o)
@@ -187,7 +189,7 @@ def _put_side(out, n, plan, p, rows, gate, inward):
     by_near, by_far = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     far_of = np.zeros(ranks, np.int64)
     for i in range(ranks):
-        near, far = _way(plan, first + i, gate)
+        near, far = way_of(plan, first + i, gate)
         by_near[near - first] += rows[i]
         by_far[far - first] += rows[i]
         far_of[near - first] = far
@@ -199,7 +201,7 @@ def _put_side(out, n, plan, p, rows, gate, inward):
             if (hop == TO_NODE) or (hop == FROM_NODE):
                 moved, there = by_near[i], far_of[i]
             elif (hop == TO_STAND_IN) or (hop == FROM_STAND_IN):
-                moved, there = rows[i], _way(plan, here, gate)[0]
+                moved, there = rows[i], way_of(plan, here, gate)[0]
             if moved > 0 and here != there:
                 out[n, 0], out[n, 3] = plan.stage[p, hop], moved
                 out[n, 1], out[n, 2] = (there, here) if inward else (here, there)
@@ -215,8 +217,8 @@ def relay_messages(plan):
     from_o, to_t = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
     n = 0
     for p in range(pieces):
-        a, b = _gates(plan, p)
-        _count(plan, p, from_o, to_t)
+        a, b = gates_of(plan, p)
+        count_rows(plan, p, from_o, to_t)
         n = _put_side(out, n, plan, p, from_o, a, False)
         out[n, 0], out[n, 1], out[n, 2] = plan.stage[p, ACROSS], a, b
         out[n, 3] = plan.pieces[2, p] - plan.pieces[1, p]
