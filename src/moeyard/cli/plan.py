@@ -17,6 +17,7 @@ from moeyard.formats.clusters import cluster_data
 from moeyard.formats.models import load_model, model_names
 from moeyard.formats.placements import save_placement
 from moeyard.formats.traces import find_trace, trace_names
+from moeyard.kernels.build import prepare
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.planners.compare import Plan, compare_planners
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
@@ -72,6 +73,7 @@ def run(
     if memory is not None:
         fits = int(min(parse_bytes(memory) // spec.expert_bytes, asked.num_experts))
         slots = fits if slots is None else min(slots, fits)
+    prepare("plan")
     plans = compare_planners(machines, asked, planners=planner, policy=policy, slots=slots, model=spec)
     best = min(plans, key=lambda plan: plan.cost.total)
     if save is not None:

@@ -16,6 +16,7 @@ from moeyard.compare import Candidate, best, compare
 from moeyard.formats import ROW_BYTES, load_cluster, load_traffic
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.schedules import save_schedule
+from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.traffic import Traffic
 from moeyard.units import show_bytes, show_seconds
@@ -54,6 +55,7 @@ def run(
     """
     machines = load_cluster(cluster)
     rows = read_traffic(machines, traffic, mb, row_bytes, seed)
+    prepare("schedule")
     candidates = compare(machines, rows, scheduler)
     if save is not None:
         save_schedule(best(candidates).schedule, save)

@@ -22,6 +22,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import MoeyardError
 from moeyard.formats import ROW_BYTES, load_cluster
 from moeyard.formats.clusters import cluster_data
+from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, SIMULATED, data_of
 from moeyard.schedule import Schedule
 from moeyard.schedulers import schedule as make_schedule
@@ -85,6 +86,7 @@ def run(
         for size in mb or [256.0]
         for name in scheduler or ["auto"]
     ]
+    prepare("simulate")  # before any clock runs
     if len(points) > 1:
         if chrome or npz:
             raise MoeyardError(
