@@ -16,6 +16,7 @@ class Source(StrEnum):
     MEASURED = "measured"
     MODELLED = "modelled"
     PUBLISHED = "published"
+    UNSTATED = "not stated"  # only by files of 0.1, which did not say
 
 
 class Network(StrEnum):
@@ -31,6 +32,7 @@ MEANING = {
     Source.MEASURED: "taken with a clock or counted while it ran",
     Source.MODELLED: "worked out, not observed",
     Source.PUBLISHED: "as printed in a paper",
+    Source.UNSTATED: "from a file of an earlier version, which did not say",
     Network.SHAPED: "real bytes crossed a shaped network on one machine",
     Network.LOOPBACK: "real bytes stayed on one machine, on a network that nobody shaped: exchange times are those of its memory",
     Network.CLUSTER: "real bytes crossed the network of a cluster",
@@ -113,6 +115,7 @@ class Provenance:
 
 SIMULATED = Provenance.modelled(Network.SIMULATED)  # by the flow simulator
 CLOSED_FORM = Provenance.modelled()  # by estimate, bound, step_cost
+UNSTATED = Provenance(Source.UNSTATED)
 CLOCKED = Provenance.measured()  # on this machine, no network in it
 
 
