@@ -92,7 +92,9 @@ def test_every_file_of_kernels_has_a_reference(root):
                 named |= {room, *(f"{room}.{alias.name}".removeprefix(".") for alias in node.names)}
     for file, function in BY_WAY_OF.values():
         assert f"def {function}(" in (root / "tests" / file).read_text(encoding="utf-8")
-    without = {module for module, tree in rooms(root) if "kernel" in ast.dump(tree)} - named - BY_WAY_OF.keys()
+    without = (
+        {module for module, tree in rooms(root) if "kernel" in ast.dump(tree)} - named - BY_WAY_OF.keys()
+    )
     assert without == NO_REFERENCE  # whoever mends one takes it off the list
 
 
