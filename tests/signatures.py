@@ -1,7 +1,7 @@
 """Write src/moeyard/kernels/signatures.json from what really runs: `make signatures`, after kernels have changed.
 
 Commands run with the JIT off, where a kernel is a plain function: so it is seen which ones Python calls, and with which types.
-Those are compiled then, into an empty folder, and their objects say the types of every kernel below them.
+From those numba works out the types of every kernel below them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections import defaultdict
-from pathlib import Path
+from importlib import import_module
 
 COMMANDS = {
     "schedule": ["schedule", "h200-4x8", "zipf:0.9"],
@@ -108,37 +107,46 @@ def objects_in(folder, kinds=("callable", "linkable", "called")):
     return found
 
 
+def types_below(entries):
+    """{kernel: its signatures} of these entries and all that they call: numba finds the types, and is kept from making code."""
+    from numba.core.compiler import _LowerResult
+    from numba.core.typed_passes import BaseNativeLowering
+
+    from moeyard.kernels import compile as objects
+    from moeyard.kernels.signatures import arguments, written
+
+    found = defaultdict(set)
+
+    def no_code(self, state):
+        state["cr"] = _LowerResult(fndesc=None, call_helper=None, cfunc=print, env=None)
+        return True
+
+    def note(self, sig, target_context):
+        found[self.name].add(", ".join(map(written, sig)))
+
+    BaseNativeLowering.run_pass = no_code
+    objects._Objects.load_overload = note
+    objects._Objects.save_overload = lambda self, sig, data: None
+    for name, several in entries.items():
+        import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
+        for text in several:
+            objects.KERNELS[name].compile(arguments(text))
+    return found
+
+
 def record(names):
     """The table as data, and every kernel with more than one signature."""
-    from numba import config
-
-    from moeyard.kernels import build, signatures
-    from moeyard.kernels import compile as objects
-
     called = {name: calls(name) for name in names}
-    entries = {}
+    entries = defaultdict(set)
     for one in called.values():
         for name, several in one.items():
-            entries.setdefault(name, set()).update(several)
+            entries[name].update(several)
+    found = types_below(entries)
     table = {
         "commands": {name: sorted(one) for name, one in called.items() if name},
         "entries": sorted(entries),
-        "kernels": {name: min(several) for name, several in entries.items()},
+        "kernels": {name: min(entries.get(name, several)) for name, several in sorted(found.items())},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        config.CACHE_DIR = folder
-        os.environ["NUMBA_CACHE_DIR"] = folder
-        before = signatures.FILE.read_bytes() if signatures.FILE.exists() else b"{}"
-        try:
-            signatures.FILE.write_text(json.dumps(table), encoding="utf-8")  # the workers read it there
-            signatures.table.cache_clear()
-            build.prepare()
-        finally:
-            signatures.FILE.write_bytes(before)
-        found = objects_in(Path(folder) / "moeyard" / objects.STAMP)
-    table["kernels"] = {name: min(several) for name, several in sorted(found.items())} | table["kernels"]
-    for name, several in entries.items():
-        found[name] |= several
     return table, {name: sorted(several) for name, several in found.items() if len(several) > 1}
 
 

@@ -53,14 +53,24 @@ def build(names: Iterable[str]) -> int:
 def _ask(name: str, args: tuple[Any, ...]) -> bool:
     """An object is missing in a call: build the smallest group of entries that has it, if it is one of ours with the known types."""
     known = table()
-    if name in _tried or known.kernels.get(name) is None or arguments(known.kernels[name]) != args:
+    if name in _tried or _arguments(name) != args:
         return False
     groups = [group for group in known.commands.values() if name in group]
-    build(min(groups, key=lambda group: len(group)) if groups else [name])
+    group: list[str] = min(groups, key=len) if groups else [name]
+    build(group)
     return True
 
 
 objects.TRY_TO_BUILD.append(_ask)
+
+
+def _arguments(name: str) -> tuple[Any, ...] | None:
+    """The types the table gives a kernel; None where it does not know it or speaks of what is gone: it is older than the sources."""
+    text = table().kernels.get(name)
+    try:
+        return None if text is None else arguments(text)
+    except (AttributeError, ModuleNotFoundError):
+        return None
 
 
 def callees(name: str) -> list[str]:
@@ -73,12 +83,13 @@ def callees(name: str) -> list[str]:
 
 def _with_callees(names: Iterable[str]) -> list[str]:
     """These and all below them that have a signature, callees first."""
-    known, ordered = table().kernels, dict[str, None]()
+    ordered = dict[str, None]()
 
     def visit(name: str) -> None:
-        if name in ordered or name not in known:
+        if name in ordered or _arguments(name) is None:
             return
-        import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
         if name in objects.KERNELS:  # else the table is older than the sources
             for callee in callees(name):
                 visit(callee)
@@ -94,7 +105,7 @@ def _missing(names: Iterable[str]) -> list[str]:
     known = table()
     found = []
     for name in names:
-        data = objects.read(name, arguments(known.kernels[name]))
+        data = objects.read(name, _arguments(name) or ())
         if data is None or (name in known.entries and not objects.is_callable(data)):
             found.append(name)
     return found
