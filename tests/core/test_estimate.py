@@ -15,8 +15,10 @@ from moeyard.forms.lanes import Pairs
 from moeyard.forms.listed import Listed
 from moeyard.kernels.common.csr import grouped
 from moeyard.kernels.common.law import factor
+from moeyard.kernels.cost.ratios import local_loads
 from moeyard.kernels.cost.share import BINS, FEW, Shared, integrate, share, share_all_from
 from moeyard.kernels.lanes.match import match, new_runs
+from moeyard.kernels.lanes.quotas import quotas
 from moeyard.schedule import Schedule
 
 LAW = (0.05, 1.0, 2.0)
@@ -170,7 +172,9 @@ def test_a_listed_schedule_of_datacenters_knows_its_wan():
     assert estimate(cluster, loaded) == pytest.approx(my.simulate(cluster, plan).makespan, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["direct", "ecmp", "fast", "rails", "shot", "shunt", "spread", "waves"])
+@pytest.mark.parametrize(
+    "name", ["direct", "ecmp", "fast", "rails", "shot", "shunt", "spread", "wan", "waves"]
+)
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 @pytest.mark.parametrize(
     ("nodes", "ranks", "nics", "centers", "state"),
@@ -199,3 +203,83 @@ def test_another_network_of_the_same_nics_costs_what_it_would_if_planned_for(clu
     plan = my.schedule(cluster, traffic, "spread")
     slower = cluster.but(scale_out=Port(cluster.scale_out.bandwidth / 2, cluster.scale_out.latency))
     assert estimate(slower, plan) >= estimate(cluster, plan) * (1 - 1e-9)
+
+
+@given(job=jobs(max_nodes=4))
+def test_the_quotas_of_a_pair_are_its_rows_by_weight(job):
+    cluster, traffic = job
+    pairs = Pairs.of(cluster, traffic)
+    quota = np.empty(cluster.nics_per_node, np.int64)
+    for k, f in zip(*np.nonzero(pairs.rows_NN), strict=True):
+        weight = cluster.lanes[1][k, f]
+        quotas(pairs.rows_NN[k, f], weight, pairs.first_NN[k, f], quota)
+        exact = pairs.rows_NN[k, f] * weight / weight.sum()
+        assert quota.sum() == pairs.rows_NN[k, f]
+        assert (np.abs(quota - exact) < 1 + (weight > 0).sum() / len(weight)).all()
+        assert (quota[weight == 0] == 0).all()
+
+
+def slow_handed(pairs, k, f, runs):
+    """Rows that each rank of k hands to each other for f, and that each of f passes on, by writing down every row."""
+    per = pairs.cluster.ranks_per_node
+    carrier, to = pairs.cluster.carrier_M, pairs.cluster.lanes[0][k, f]
+    hand, on = np.zeros((per, per)), np.zeros((per, per))
+    sequence = {
+        i: [
+            j % per
+            for j in range(i, i + per)
+            for _ in range(pairs.traffic.rows[k * per + i, f * per + j % per])
+        ]
+        for i in range(per)
+    }
+    lanes = slow_match(pairs.by_origin[k, f].tolist(), runs.quota.tolist(), carrier.tolist())
+    for l, rows in lanes.items():
+        for origin, place in rows:
+            hand[origin, carrier[l]] += origin != carrier[l]
+            target = sequence[origin][place]
+            on[carrier[to[l]], target] += target != carrier[to[l]]
+    return hand, on
+
+
+@given(job=jobs(max_nodes=3))
+def test_loads_are_what_changes_ranks_inside_nodes(job):
+    pairs = Pairs.of(*job)
+    loads, runs, nodes = pairs.loads, new_runs(pairs.kernel), job[0].nodes
+    assert loads.exact
+    for k, f in zip(*np.nonzero(pairs.rows_NN), strict=True):
+        match(pairs.kernel, k, f, runs)
+        p = k * nodes + f
+        for slow, ptr, table in zip(
+            slow_handed(pairs, k, f, runs),
+            (loads.hand_ptr, loads.on_ptr),
+            (loads.hand, loads.on),
+            strict=True,
+        ):
+            found = np.zeros_like(slow)
+            for src, dst, begin, end, rows in table[ptr[p] : ptr[p + 1]]:
+                found[int(src), int(dst)] += (end - begin) * rows
+            assert found == pytest.approx(slow)
+
+
+@given(job=jobs(max_nodes=4))
+def test_what_stays_inside_nodes_is_counted_once(job):
+    cluster, traffic = job
+    message_N, port_N = local_loads(traffic.rows, cluster.nodes)
+    per = cluster.ranks_per_node
+    for k in range(cluster.nodes):
+        inside = traffic.rows[k * per : k * per + per, k * per : k * per + per].astype(float)
+        np.fill_diagonal(inside, 0)
+        assert (message_N[k].reshape(per, per) == inside).all()
+        assert (port_N[k] == np.concatenate((inside.sum(axis=1), inside.sum(axis=0)))).all()
+
+
+@given(job=jobs(max_nodes=4, max_per_node=2))
+def test_first_looks_are_the_busiest_nodes(job):
+    pairs = Pairs.of(*job)
+    cluster = job[0]
+    alone = pairs.rows_NN * (job[1].row_bytes / cluster.scale_out.bandwidth) / cluster.capacity_NN
+    assert pairs.seconds_NN == pytest.approx(alone)
+    assert pairs.busiest == pytest.approx(max(alone.sum(axis=0).max(), alone.sum(axis=1).max()))
+    assert pairs.looks[1].longest == pytest.approx(alone.max())
+    if cluster.datacenters == 1:
+        assert estimate(cluster, my.schedule(cluster, job[1], "shot")) >= pairs.looks[1].at_once * (1 - 0.06)

@@ -26,7 +26,20 @@ TOO_LARGE = {"cost.blocks.direct_seconds"}
 # Files whose reference is reached by way of what calls them: where it is.
 BY_WAY_OF = {
     "common.heap": ("slow_flow.py", "slow_simulate"),
-    "common.law": ("slow_flow.py", "capacity"),
+    "cost.blocks": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
+    "cost.clock": ("core/test_estimate.py", "test_across_datacenters_message_by_message_is_the_simulation"),
+    "cost.inside": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
+    "cost.looks": ("core/test_estimate.py", "test_first_looks_are_the_busiest_nodes"),
+    "cost.operations": (
+        "core/test_estimate.py",
+        "test_across_datacenters_the_estimate_is_near_the_simulation",
+    ),
+    "cost.relays": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
+    "cost.walk": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
+    "cost.wire": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
+    "lanes.emit": ("core/test_estimate.py", "slow_match"),
+    "lanes.loads": ("core/test_estimate.py", "slow_handed"),
+    "lanes.parts": ("core/test_schedulers.py", "test_running_it_equals_a_plain_all_to_all"),
     "flow.run": ("slow_flow.py", "slow_simulate"),
     "flow.sharing": ("slow_flow.py", "max_min"),
     "program.blocks": (
@@ -40,20 +53,7 @@ BY_WAY_OF = {
     "stages.relays": ("core/test_relays.py", "slow_transfers"),
 }
 # Files still without one. None may be added.
-NO_REFERENCE = {
-    "cost.blocks",
-    "cost.clock",
-    "cost.inside",
-    "cost.looks",
-    "cost.operations",
-    "cost.ratios",
-    "cost.walk",
-    "cost.wire",
-    "lanes.emit",
-    "lanes.loads",
-    "lanes.parts",
-    "lanes.quotas",
-}
+NO_REFERENCE = set[str]()
 
 
 def rooms(root):

@@ -44,7 +44,7 @@ def inside_stages(order, nodes):
     return first, owner, entries
 
 
-@kernel
+@kernel(inline="always")
 def _add_runs(rows, e, runs, begin, stop, x0, x1, per, wide):
     """Add what the runs (src, dst, from, to, rows a share) have of a lane's part x0..x1 to entry e."""
     for h in range(begin, stop):
@@ -58,21 +58,22 @@ def _add_runs(rows, e, runs, begin, stop, x0, x1, per, wide):
                 rows[e, per + j] += part
 
 
-@kernel
+@kernel(inline="always")
 def _add_mix(rows, e, loads, k, f, x0, x1):
     """Add what the spread of the pair k -> f moves of a lane's part x0..x1, as a like mix of targets."""
-    per = loads.pass_.shape[2]
+    keep, get, pass_ = loads.keep, loads.get, loads.pass_
+    per = pass_.shape[2]
     whole, sum_ = 0.0, 0.0
     for b in range(per):
-        whole += loads.pass_[k, f, b]
-        part = x1 - max(x0, loads.keep[k, f, b])
-        if part > 0.0 and loads.pass_[k, f, b] > 0.0:
-            part *= loads.pass_[k, f, b] / (1.0 - loads.keep[k, f, b])
+        whole += pass_[k, f, b]
+        part = x1 - max(x0, keep[k, f, b])
+        if part > 0.0 and pass_[k, f, b] > 0.0:
+            part *= pass_[k, f, b] / (1.0 - keep[k, f, b])
             rows[e, b] += part
             sum_ += part
     if whole > 0.0:
         for j in range(per):
-            rows[e, per + j] += sum_ / whole * loads.get[k, f, j]
+            rows[e, per + j] += sum_ / whole * get[k, f, j]
 
 
 @kernel

@@ -106,36 +106,38 @@ def share_from(ids, begin, end, shared, law, due, heap):
     All that are on the port have been served alike since they came, so each is through when what every one of them has got
     since the beginning (`served`) reaches what it was at its arrival plus its own size: a heap of those (`due`, `heap`).
     """
+    start, latency, solo, through = shared.start_E, shared.latency_E, shared.solo_E, shared.through_E
     now, served, come, n = 0.0, 0.0, begin, 0
     while come < end or n > 0:
         arrival = np.inf
         if come < end:
-            arrival = shared.start_E[ids[come]] + shared.latency_E[ids[come]]
+            arrival = start[ids[come]] + latency[ids[come]]
         each = n * factor(n, law)  # seconds for one of each
         if n == 0 or arrival <= now + (due[0] - served) * each:
             if n > 0:
                 served += max(0.0, arrival - now) / each
             now = max(now, arrival)
-            n = push(due, heap, n, served + shared.solo_E[ids[come]], ids[come])
+            n = push(due, heap, n, served + solo[ids[come]], ids[come])
             come += 1
         else:
             e = heap[0]
             now += max(0.0, due[0] - served) * each
             served = due[0]
-            shared.through_E[e] = max(shared.through_E[e], now)
+            through[e] = max(through[e], now)
             n = pop(due, heap, n)
 
 
 @kernel
 def share_all_from(lo, hi, port, ports, shared, law):
     """`share_from` for every port among entries lo..hi."""
+    start, latency = shared.start_E, shared.latency_E
     ptr, ids = grouped(port, lo, hi, ports)
     due, heap = np.empty(hi - lo + 1), np.empty(hi - lo + 1, np.int64)
     for p in range(ports):
         for i in range(ptr[p] + 1, ptr[p + 1]):  # by arrival; most are in order
             e, j = ids[i], i
-            at = shared.start_E[e] + shared.latency_E[e]
-            while j > ptr[p] and shared.start_E[ids[j - 1]] + shared.latency_E[ids[j - 1]] > at:
+            at = start[e] + latency[e]
+            while j > ptr[p] and start[ids[j - 1]] + latency[ids[j - 1]] > at:
                 ids[j] = ids[j - 1]
                 j -= 1
             ids[j] = e

@@ -70,7 +70,7 @@ def new_clock(wire, owner_S, local_stage, places, width):
     return Clock(width, places, rows * every, row, left, right, done, np.zeros(every), np.zeros(1))
 
 
-@kernel
+@kernel(inline="always")
 def _place(clock, s, side, place):
     """Where stage s keeps the times of a place; side 1: it is the receiver's."""
     if clock.row_S[s] >= 0:
@@ -78,7 +78,7 @@ def _place(clock, s, side, place):
     return clock.kept + (2 * s + side) * clock.width
 
 
-@kernel
+@kernel(inline="always")
 def _raise(clock, place, begin):
     """Let the units of a place be free no earlier than done[begin..]."""
     for r in range(clock.width):
@@ -86,22 +86,23 @@ def _raise(clock, place, begin):
         clock.free[at] = max(clock.free[at], clock.done[begin + r])
 
 
-@kernel
+@kernel(inline="always")
 def release(clock, after_ptr, after, s):
     """Fill clock.free: a unit is free for stage s when it has done all that s names."""
+    free, done = clock.free, clock.done
     mine, left, right = clock.row_S[s] >= 0, clock.left_S[s], clock.right_S[s]
-    for at in range(len(clock.free) if mine else 0):
-        clock.free[at] = 0.0
+    for at in range(len(free) if mine else 0):
+        free[at] = 0.0
     for r in range(0 if mine else clock.width):
-        clock.free[left * clock.width + r] = 0.0
-        clock.free[max(0, right) * clock.width + r] = 0.0
+        free[left * clock.width + r] = 0.0
+        free[max(0, right) * clock.width + r] = 0.0
     for i in range(after_ptr[s], after_ptr[s + 1]):
         q = after[i]
         if clock.row_S[q] >= 0:
             if mine:
-                begin = clock.row_S[q] * len(clock.free)
-                for at in range(len(clock.free)):
-                    clock.free[at] = max(clock.free[at], clock.done[begin + at])
+                begin = clock.row_S[q] * len(free)
+                for at in range(len(free)):
+                    free[at] = max(free[at], done[begin + at])
             else:
                 _raise(clock, left, _place(clock, q, 0, left))
                 if right >= 0:
@@ -113,9 +114,10 @@ def release(clock, after_ptr, after, s):
                     _raise(clock, u, _place(clock, q, side, u))
 
 
-@kernel
+@kernel(inline="always")
 def _starts(clock, wire, shared, s):
     """When the messages of stage s start, their lanes on average; how far apart, over the longest of them."""
+    free, seconds = clock.free, wire.seconds_E
     early, late, longest = np.inf, 0.0, 0.0
     w = clock.width
     for e in range(wire.ptr_S[s], wire.ptr_S[s + 1]):
@@ -123,35 +125,36 @@ def _starts(clock, wire, shared, s):
         begin = 0.0
         if l >= 0:
             a, b = wire.carrier_M[l], wire.carrier_M[wire.to_NNM[u, v, l]]
-            begin = max(clock.free[u * w + a], clock.free[v * w + b])
+            begin = max(free[u * w + a], free[v * w + b])
         else:
             for r in range(w):
-                begin += max(clock.free[u * w + r], clock.free[v * w + r]) / w
+                begin += max(free[u * w + r], free[v * w + r]) / w
         shared.start_E[e] = begin
-        early, late, longest = min(early, begin), max(late, begin), max(longest, wire.seconds_E[e])
+        early, late, longest = min(early, begin), max(late, begin), max(longest, seconds[e])
     return (late - early) / longest if longest > 0.0 else 0.0
 
 
-@kernel
+@kernel(inline="always")
 def _arrive(clock, wire, s, e, seconds):
     """Message e takes so long: its ends have done the stage no earlier."""
+    free, done, last = clock.free, clock.done, clock.last
     u, v, l, w = wire.at[SRC, e], wire.at[DST, e], wire.at[LANE, e], clock.width
     x, y = _place(clock, s, 0, u), _place(clock, s, 1, v)
     if w == 1:
-        now = max(clock.free[u], clock.free[v]) + seconds
-        clock.done[x], clock.done[y] = max(clock.done[x], now), max(clock.done[y], now)
-        clock.last[0] = max(clock.last[0], now)
+        now = max(free[u], free[v]) + seconds
+        done[x], done[y] = max(done[x], now), max(done[y], now)
+        last[0] = max(last[0], now)
         return
     for lane in range(max(0, l), l + 1 if l >= 0 else len(wire.carrier_M)):
         to = wire.to_NNM[u, v, lane]
         if to >= 0:
             a, b = wire.carrier_M[lane], wire.carrier_M[to]
-            now = max(clock.free[u * w + a], clock.free[v * w + b]) + seconds
-            clock.done[x + a], clock.done[y + b] = max(clock.done[x + a], now), max(clock.done[y + b], now)
-            clock.last[0] = max(clock.last[0], now)
+            now = max(free[u * w + a], free[v * w + b]) + seconds
+            done[x + a], done[y + b] = max(done[x + a], now), max(done[y + b], now)
+            last[0] = max(last[0], now)
 
 
-@kernel
+@kernel(inline="always")
 def cross(clock, wire, shared, law, s):
     """The messages of stage s: as if all started together, or, where they do not, from their own starts."""
     lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]

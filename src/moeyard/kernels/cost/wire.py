@@ -60,27 +60,28 @@ def stage_seconds(wire, law):
             wire.seconds_E[e] += wire.latency_E[e]
 
 
-@kernel
+@kernel(inline="always")
 def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
     """Add the messages of pair p, each lane of one by itself if they are `apart`."""
+    table, messages, to = wire.at, order.messages, pairs.to_NNM
     nodes = len(pairs.rows_NN)
     k, f, each = p // nodes, p % nodes, len(quota) if apart else 1
     total = pairs.rows_NN[k, f]
     for m in range(order.pair_ptr[p], order.pair_ptr[p + 1]):
-        s, lo, hi = order.messages[0, m], order.messages[1, m], order.messages[2, m]
+        s, lo, hi = messages[0, m], messages[1, m], messages[2, m]
         for l in range(each):
             rows, enters, lane, slower = hi - lo, 0, -1, slow
             if apart:
                 rows, enters, lane = (
-                    hi * quota[l] // total - lo * quota[l] // total, pairs.to_NNM[k, f, l], l,
+                    hi * quota[l] // total - lo * quota[l] // total, to[k, f, l], l,
                 )  # fmt: skip
                 if rows == 0 or enters < 0:
                     continue
                 slower = UNIT / pairs.weight_NNM[k, f, l]
             e = at[s]
             at[s] += 1
-            wire.at[LANE, e], wire.at[SRC, e], wire.at[DST, e] = lane, k, f
-            wire.at[LEAVES, e], wire.at[ENTERS, e] = k * each + l, (nodes + f) * each + enters
+            table[LANE, e], table[SRC, e], table[DST, e] = lane, k, f
+            table[LEAVES, e], table[ENTERS, e] = k * each + l, (nodes + f) * each + enters
             wire.solo_E[e], wire.latency_E[e] = rows * slower * prices.row_out, prices.lat_out
 
 

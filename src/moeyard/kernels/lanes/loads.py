@@ -43,7 +43,7 @@ def _known_by_place(rows_RR, nodes):
     return 4 * blocks <= ranks * ranks
 
 
-@kernel
+@kernel(inline="always")
 def _put(table, n, src, dst, begin, end, rows):
     """Add a run of positions begin..end of a lane of so many rows."""
     table[n, 0], table[n, 1], table[n, 4] = src, dst, rows
@@ -62,30 +62,32 @@ def _room(table, n, more):
     return longer
 
 
-@kernel
+@kernel(inline="always")
 def _handed(pairs, runs, table, n):
     """Add the runs whose origin is not the lane's carrier; the new length."""
+    carrier, found, quota = pairs.carrier_M, runs.table, runs.quota
     for r in range(runs.ptr[-1]):
-        l, i, pos, rows = runs.table[r, 0], runs.table[r, ORIGIN], runs.table[r, POS], runs.table[r, ROWS]
-        if i != pairs.carrier_M[l]:
-            _put(table, n, i, pairs.carrier_M[l], pos, pos + rows, runs.quota[l])
+        l, i, pos, rows = found[r, 0], found[r, ORIGIN], found[r, POS], found[r, ROWS]
+        if i != carrier[l]:
+            _put(table, n, i, carrier[l], pos, pos + rows, quota[l])
             n += 1
     return n
 
 
-@kernel
+@kernel(inline="always")
 def _passed_on(pairs, k, f, runs, table, m):
     """Add, block by block, what a lane's receiver does not keep; the new length."""
+    carrier, to, found, quota, rows_RR = pairs.carrier_M, pairs.to_NNM, runs.table, runs.quota, pairs.rows_RR
     per = pairs.by_origin.shape[2]
     for r in range(runs.ptr[-1]):
-        l, i, pos, seq = runs.table[r, 0], runs.table[r, ORIGIN], runs.table[r, POS], runs.table[r, SEQ]
-        end, b, at = seq + runs.table[r, ROWS], pairs.carrier_M[pairs.to_NNM[k, f, l]], 0
+        l, i, pos, seq = found[r, 0], found[r, ORIGIN], found[r, POS], found[r, SEQ]
+        end, b, at = seq + found[r, ROWS], carrier[to[k, f, l]], 0
         for step in range(per):
             j = i + step if i + step < per else i + step - per
-            size = pairs.rows_RR[k * per + i, f * per + j]
+            size = rows_RR[k * per + i, f * per + j]
             lo, hi = max(seq, at), min(end, at + size)
             if lo < hi and j != b:
-                _put(table, m, b, j, pos + lo - seq, pos + hi - seq, runs.quota[l])
+                _put(table, m, b, j, pos + lo - seq, pos + hi - seq, quota[l])
                 m += 1
             at += size
             if at >= end:
@@ -93,28 +95,30 @@ def _passed_on(pairs, k, f, runs, table, m):
     return m
 
 
-@kernel
+@kernel(inline="always")
 def _mixed(pairs, k, f, runs, loads):
     """What the spread passes on and takes in, each lane as a like mix of targets but for its first rows."""
+    carrier, to, quota, by_target = pairs.carrier_M, pairs.to_NNM, runs.quota, pairs.by_target
+    keep, get, pass_ = loads.keep, loads.get, loads.pass_
     per, kept = pairs.by_origin.shape[2], 0
-    for l in range(len(runs.quota)):
-        a = pairs.carrier_M[l]
-        if runs.quota[l] > 0 and a == pairs.carrier_M[pairs.to_NNM[k, f, l]]:
+    for l in range(len(quota)):
+        a = carrier[l]
+        if quota[l] > 0 and a == carrier[to[k, f, l]]:
             first = min(runs.own[l], pairs.rows_RR[k * per + a, f * per + a])
-            loads.keep[k, f, a] = first
+            keep[k, f, a] = first
             kept += first
     each = 1.0 / max(1, pairs.rows_NN[k, f] - kept)
     for i in range(per):
-        loads.get[k, f, i] = pairs.by_target[k, f, i]
-    for l in range(len(runs.quota)):
-        rows = runs.quota[l]
+        get[k, f, i] = by_target[k, f, i]
+    for l in range(len(quota)):
+        rows = quota[l]
         if rows > 0:
-            b = pairs.carrier_M[pairs.to_NNM[k, f, l]]
-            first = loads.keep[k, f, b]
-            stay = first + (rows - first) * ((pairs.by_target[k, f, b] - first) * each)
-            loads.pass_[k, f, b] = rows - stay
-            loads.get[k, f, b] -= stay
-            loads.keep[k, f, b] = first / rows
+            b = carrier[to[k, f, l]]
+            first = keep[k, f, b]
+            stay = first + (rows - first) * ((by_target[k, f, b] - first) * each)
+            pass_[k, f, b] = rows - stay
+            get[k, f, b] -= stay
+            keep[k, f, b] = first / rows
 
 
 @kernel

@@ -54,32 +54,35 @@ def _put(table, n, lane, origin, pos, seq, rows):
 @kernel
 def match(pairs, k, f, runs):
     """Fill `runs` with those of the pair k -> f; how many there are."""
-    nics, per = len(runs.quota), len(runs.left)
-    quotas(pairs.rows_NN[k, f], pairs.weight_NNM[k, f], pairs.first_NN[k, f], runs.quota)
+    # Fields are looked up once: each time costs more than a turn of a loop.
+    by_origin, carrier = pairs.by_origin, pairs.carrier_M
+    table, ptr, quota, left, own = runs.table, runs.ptr, runs.quota, runs.left, runs.own
+    nics, per = len(quota), len(left)
+    quotas(pairs.rows_NN[k, f], pairs.weight_NNM[k, f], pairs.first_NN[k, f], quota)
     for i in range(per):
-        runs.left[i] = pairs.by_origin[k, f, i]
+        left[i] = by_origin[k, f, i]
     for l in range(nics):
-        a = pairs.carrier_M[l]
-        runs.own[l] = min(runs.left[a], runs.quota[l])
-        runs.left[a] -= runs.own[l]
-    n, i, seq = 0, 0, pairs.by_origin[k, f, 0] - runs.left[0]
+        a = carrier[l]
+        own[l] = min(left[a], quota[l])
+        left[a] -= own[l]
+    n, i, seq = 0, 0, by_origin[k, f, 0] - left[0]
     for l in range(nics):
-        runs.ptr[l] = n
-        a, fill = pairs.carrier_M[l], runs.own[l]
+        ptr[l] = n
+        a, fill = carrier[l], own[l]
         mine = fill == 0  # whether the carrier's own run is written
-        while fill < runs.quota[l]:
-            while runs.left[i] == 0:
+        while fill < quota[l]:
+            while left[i] == 0:
                 i += 1
-                seq = pairs.by_origin[k, f, i] - runs.left[i]
+                seq = by_origin[k, f, i] - left[i]
             if not mine and i > a:
-                _put(runs.table, n, l, a, 0, 0, runs.own[l])
+                _put(table, n, l, a, 0, 0, own[l])
                 n, mine = n + 1, True
-            take = min(runs.left[i], runs.quota[l] - fill)
-            _put(runs.table, n, l, i, fill, seq, take)
+            take = min(left[i], quota[l] - fill)
+            _put(table, n, l, i, fill, seq, take)
             n, fill, seq = n + 1, fill + take, seq + take
-            runs.left[i] -= take
+            left[i] -= take
         if not mine:
-            _put(runs.table, n, l, a, 0, 0, runs.own[l])
+            _put(table, n, l, a, 0, 0, own[l])
             n += 1
-    runs.ptr[nics] = n
+    ptr[nics] = n
     return n

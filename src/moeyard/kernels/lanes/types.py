@@ -1,4 +1,4 @@
-"""What travels together between the kernels of the lanes form. Letters: N nodes, R ranks, G local ranks, M nics of a node."""
+"""What travels together in the lanes form, as compiled functions take it. Letters: N nodes, R ranks, G local ranks, M nics of a node."""
 
 from __future__ import annotations
 
