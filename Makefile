@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: help test run lint types warm pytest bench golden oracle examples format clean
+.PHONY: help test run lint types warm signatures pytest bench golden oracle examples format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +24,11 @@ types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
 warm: $(STAMP)  ## compile the kernels, once for all workers and ranks of the tests
+	$(BIN)/moeyard warm
 	$(BIN)/python -m tests.warm
+
+signatures: $(STAMP)  ## rewrite kernels/signatures.json: after kernels have changed
+	$(BIN)/python -m tests.signatures
 
 pytest: warm  ## the tests alone
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/runtime tests/lab tests/hf tests/train tests/report tests/core
@@ -51,5 +56,6 @@ clean:  ## remove the environment and every cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,hf,lab,train]'
+	$(PIP) -e .
+	@$(BIN)/moeyard warm & $(PIP) -e '.[dev,torch,hf,lab,train]'; status=$$?; wait; exit $$status  # compile while torch is fetched
 	touch $@

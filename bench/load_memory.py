@@ -1,6 +1,8 @@
 """Peak memory of each rank while a model too large for one is built empty, cut and filled from a Hugging Face folder.
 
-PYTHONPATH=src python bench/load_memory.py [--ranks 4] [--layers 3] [--experts 16] [--width 2048]
+python -m bench.load_memory [--ranks 4] [--layers 3] [--experts 16] [--width 2048] [--document]
+
+--document writes the figures of docs/checkpoints.md.
 
 Every rank is a fresh process. Its base, subtracted, is what it holds after making the yard and loading a model of one layer and 16
 values' width in the same way: imported code, no weights to speak of. The peak is the kernel's high-water mark of resident memory
@@ -20,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = "MOEYARD_DOCUMENT"  # tells rank 0 to write the page
 
 
 def resident(field: str) -> int:
@@ -91,6 +94,16 @@ def report(folder: str, ranks: list) -> None:
             f"{one['bare'] / one['own']:.3f} x)"
         )
     print(json.dumps({"worst": max(one["ratio"] for one in ranks), "ranks": ranks}))
+    if os.environ.get(DOCUMENT):
+        sys.path.insert(0, str(ROOT))
+        from bench.document import write_figures
+
+        worst = max(ranks, key=lambda one: one["ratio"])
+        said = (
+            f"{worst['ratio']:.2f} x its share at most (Mixtral of {whole / 1e9:.1f} GB in bf16, {len(ranks)} ranks; fresh processes, base subtracted); "
+            f"the same tensors merely allocated take {worst['bare'] / worst['own']:.2f} x, in huge pages"
+        )
+        write_figures("docs/checkpoints.md", "load", said)
 
 
 def main() -> int:
@@ -100,6 +113,7 @@ def main() -> int:
     options.add_argument("--experts", type=int, default=16)
     options.add_argument("--width", type=int, default=2048)
     options.add_argument("--folder", help=argparse.SUPPRESS)
+    options.add_argument("--document", action="store_true")
     given = options.parse_args()
     if "RANK" in os.environ:
         one_rank(given.folder)
@@ -110,6 +124,7 @@ def main() -> int:
         code = f"from bench.load_memory import write_folder\nfor size in {sizes}: write_folder(*size)"
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        environment |= {DOCUMENT: "1"} if given.document else {}
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(given.ranks)]
         return subprocess.run(
             [*command, "--standalone", __file__, "--folder", folder], env=environment, check=False

@@ -1,6 +1,6 @@
 """What recording costs a training step: pairs of steps, one recorded and one not, taking turns to go first.
 
-PYTHONPATH=src python bench/record_overhead.py [pairs]
+python -m bench.record_overhead [pairs] [--document]      --document: write the figures of docs/checkpoints.md
 
 Once in one process on a plain transformers model, once on 4 expert-parallel ranks. Prints the median ratio of the pairs with its
 quartiles, and the time spent inside the recorder as a share of the step, which noise of the machine does not touch.
@@ -142,7 +142,18 @@ def ranks(pairs: int) -> dict:
     return found if first else {}
 
 
+def text(results: dict) -> str:
+    inside = {kind: 100 * one["inside_share"] for kind, one in results.items()}
+    return (
+        f"{inside['plain']:.2f}% of a step of a plain model in one process ({results['plain']['step_ms']} ms), "
+        f"{inside['ranks']:.2f}% on {RANKS} ranks ({results['ranks']['step_ms']} ms)"
+    )
+
+
 def main() -> int:
+    document = "--document" in sys.argv
+    if document:
+        sys.argv.remove("--document")
     if len(sys.argv) > 2:
         import torch
 
@@ -169,6 +180,10 @@ def main() -> int:
             f"inside the recorder {100 * one['inside_share']:.2f}% of the step"
         )
     print(json.dumps(results))
+    if document:
+        from bench.document import write_figures
+
+        write_figures("docs/checkpoints.md", "overhead", text(results))
     return 0
 
 

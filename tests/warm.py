@@ -1,12 +1,9 @@
-"""Compile the kernels once, in two processes side by side, before many ranks and workers each do it for themselves.
+"""Call every planner and scheduler once, before many ranks and workers each do it: what `moeyard warm` has not compiled is compiled.
 
 python -m tests.warm
 """
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import moeyard as my
 from moeyard.warm import warm_placements, warm_schedules
@@ -35,9 +32,5 @@ def placements() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["schedules"]:
-        schedules()
-    else:
-        other = subprocess.Popen([sys.executable, "-m", "tests.warm", "schedules"])
-        placements()
-        sys.exit(other.wait())
+    schedules()
+    placements()

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.errors import InvalidCluster
-from moeyard.kernels.lanes.lanes import UNIT, lane_table
+from moeyard.kernels.lanes.quotas import UNIT, lane_table
 
 MOST_RANKS = 2**20  # a plan counts rows for each pair of ranks: nobody has memory for more
 

@@ -8,27 +8,30 @@ whoever is at it, whatever the stage: with several datacenters messages are foll
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
-from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.forms.lanes import Lanes
 from moeyard.forms.relays import Relays
+from moeyard.kernels.cost.blocks import direct_seconds
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
-from moeyard.kernels.cost.estimate import makespan, message_seconds
-from moeyard.kernels.cost.lanes import lanes_makespan
 from moeyard.kernels.cost.operations import lanes_by_time
 from moeyard.kernels.cost.relays import Nics, relays_by_time
-from moeyard.kernels.lanes.types import Order, PairRows, Prices
-from moeyard.kernels.program.blocks import direct_seconds
+from moeyard.kernels.cost.walk import lanes_seconds, listed_seconds
+from moeyard.kernels.cost.wire import Wire
+from moeyard.kernels.lanes.types import Prices
 from moeyard.links import NIC_OUT, Links
-from moeyard.schedule import Schedule
+from moeyard.schedule import Schedule, Stages
 
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
+_NO_LANES = frozen(np.empty(0, np.int64)), frozen(np.empty((0, 0, 0), np.int64))
 
 
 def estimate(cluster: Cluster, schedule: Schedule) -> float:
@@ -60,24 +63,15 @@ def _same_nics(one: Cluster, other: Cluster) -> bool:
 
 def estimate_lanes(form: Lanes, cluster: Cluster | None = None) -> float:
     """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given."""
-    pairs, stages = form.pairs, form.stages
+    pairs = form.pairs
     cluster = cluster or pairs.cluster
-    if cluster.datacenters > 1:
-        assert cluster.wan is not None
-        order = Order(form.local_stage, stages.after_ptr, stages.after, form.pair_ptr, form.messages)
-        return float(
-            lanes_by_time(
-                order, _pair_rows(pairs), _prices(cluster, pairs.traffic.row_bytes), cluster.rate_P,
-                cluster.wan.bandwidth, pairs.loads, pairs.local[1], cluster.alike, _slack(form.messages.shape[1]),
-            )
-        )  # fmt: skip
     prices = _prices(cluster, pairs.traffic.row_bytes)
+    if cluster.wan is None or cluster.datacenters == 1:
+        return float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices))
     return float(
-        lanes_makespan(
-            pairs.local, pairs.rows_NN, pairs.loads, len(stages), form.local_stage, stages.after_ptr, stages.after,
-            form.pair_ptr, form.messages, (prices.row_up, prices.row_out, prices.row_wan),
-            (prices.lat_up, prices.lat_out, prices.lat_wan), prices.law, pairs.first_NN,
-            *cluster.lanes, cluster.carrier_M,
+        lanes_by_time(
+            form.order, pairs.kernel, prices, cluster.rate_P, cluster.wan.bandwidth, pairs.loads, pairs.local[1],
+            cluster.alike, _slack(form.messages.shape[1]),
         )
     )  # fmt: skip
 
@@ -117,46 +111,46 @@ def estimate_beside(form: Beside, cluster: Cluster) -> float:
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
     """Message by message."""
-    links, table, stages = Links(cluster), schedule.messages(), schedule.stages
+    return estimate_messages(cluster, schedule.messages(), schedule.stages, schedule.traffic.row_bytes)
+
+
+def estimate_messages(
+    cluster: Cluster, table: np.recarray[Any, Any], stages: Stages, row_bytes: int
+) -> float:
+    """Seconds of messages (stage, src, dst, rows), sorted by stage."""
+    links, law = Links(cluster), cluster.contention.law
     stage, src, dst = (np.ascontiguousarray(table[c]) for c in ("stage", "src", "dst"))
-    port_MH, latency = links.ports(src, dst)
-    size = table.rows * float(schedule.traffic.row_bytes)
+    messages = _listed(links, stage, src, dst, table.rows * float(row_bytes))
     if cluster.datacenters > 1:
-        messages = Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
-        ports = Ports(links.capacity_L, links.first[NIC_OUT], cluster.contention.law)
-        return float(
-            seconds_by_time(
-                messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, _slack(len(stage))
-            )
-        )
-    out_port, in_port = (np.ascontiguousarray(port_MH[:, h]) for h in (0, 1))
+        return _by_time(links, messages, stages)
+    port_MH, size, latency = messages.port_MH, messages.size_M, messages.latency_M
     with np.errstate(divide="ignore"):
-        solo = size / np.minimum(links.capacity_L[out_port], links.capacity_L[in_port])
-    across = out_port >= links.first[NIC_OUT]
-    stage_ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
-    law = cluster.contention.law
-    seconds = message_seconds(stage_ptr, out_port, in_port, solo, latency, len(links), across, law)
-    return float(
-        makespan(
-            stage_ptr, src, dst, seconds, stages.after_ptr, stages.after, cluster.num_ranks, out_port, in_port,
-            len(links), solo, latency, across, law,
-        )
-    )  # fmt: skip
+        solo = size / links.capacity_L[port_MH[:, :2]].min(axis=1)
+    ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
+    at = np.stack((np.full(len(stage), -1), src, dst, port_MH[:, 0], port_MH[:, 1]))
+    wire = Wire(ptr, at, solo, latency, np.empty(len(stage)), len(links), stages.scale_out, *_NO_LANES)
+    return float(listed_seconds(stages.after_ptr, stages.after, wire, cluster.num_ranks, law))
+
+
+def _listed(links: Links, stage: IntArray, src: IntArray, dst: IntArray, size: FloatArray) -> Messages:
+    port_MH, latency = links.ports(src, dst)
+    return Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
+
+
+def _by_time(links: Links, messages: Messages, stages: Stages) -> float:
+    cluster, slack = links.cluster, _slack(len(messages.stage_M))
+    ports = Ports(links.capacity_L, links.first[NIC_OUT], cluster.contention.law)
+    return float(seconds_by_time(messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, slack))
 
 
 def _slack(messages: int) -> float:
     return 0.0 if messages <= MANY else SLACK
 
 
-def _pair_rows(pairs: Pairs) -> PairRows:
-    cluster = pairs.cluster
-    return PairRows(
-        pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.by_target, pairs.first_NN, *cluster.lanes,
-        cluster.carrier_M,
-    )  # fmt: skip
-
-
 def _prices(cluster: Cluster, row_bytes: int) -> Prices:
-    row, ports = float(row_bytes), (cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out)
-    rates, latencies = (row / p.bandwidth for p in ports), (p.latency for p in ports)
-    return Prices(row, *rates, *latencies, cluster.nodes_per_datacenter, cluster.contention.law)
+    row, up, out = float(row_bytes), cluster.scale_up, cluster.scale_out
+    wan = cluster.wan or out
+    return Prices(
+        row, row / up.bandwidth, row / out.bandwidth, row / wan.bandwidth, up.latency, out.latency, wan.latency,
+        cluster.nodes_per_datacenter, cluster.contention.law,
+    )  # fmt: skip

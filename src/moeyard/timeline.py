@@ -13,6 +13,7 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.links import NIC_IN, NIC_OUT, WAN_OUT, Links
+from moeyard.provenance import Provenance
 from moeyard.traffic import Traffic
 
 
@@ -31,6 +32,7 @@ class Timeline:
     first_M: FloatArray
     end_M: FloatArray
     cause_M: IntArray  # the message whose end released it, -1: none
+    provenance: Provenance  # simulated, or measured and where
     tolerance: float = 0.0  # of the simulation; 0: exact
     sharings: int = 0  # times that links were shared anew
     kinds: int = 0  # operations simulated, after merging those alike

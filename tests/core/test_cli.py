@@ -10,7 +10,7 @@ import pytest
 
 import moeyard as my
 from moeyard.cli import main
-from moeyard.cli.app import app
+from moeyard.cli.app import COMMANDS
 from moeyard.formats import preset_names, save_cluster, save_traffic
 
 SMALL = ["--mb", "1"]
@@ -220,10 +220,12 @@ def test_doctor_says_what_is_here_and_what_the_rest_would_enable(call):
 
 def test_version_and_help(call):
     assert call("--version") == (0, f"moeyard {my.__version__}\n", "")
-    for command in app.registered_commands:
-        status, out, _ = call(command.name, "--help")
+    for name, command in COMMANDS.items():
+        status, out, _ = call(name, "--help")
         assert status == 0
-        assert "--json" in out or command.name in ("report",)  # prints no figures: its page has them
+        assert "--json" in out or name in ("report", "lab")  # a page has the figures; each command of the lab
+        assert command.summary in " ".join(out.split())  # what `moeyard --help` says of it
+        assert all(line.strip() in out for line in command.examples.splitlines())
 
 
 @pytest.mark.parametrize(

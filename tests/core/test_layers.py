@@ -24,6 +24,7 @@ LAYERS = {
         "placement",
         "presets",
         "program",
+        "provenance",
         "schedule",
         "timeline",
         "trace",
@@ -54,17 +55,6 @@ LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 APART = [("planners", "schedulers"), ("schedulers", "planners"), ("runtime", "sim")]
 # A planner that asks the simulator, and so the schedulers: imports that are still there. None may be added.
 KNOWN_DETOURS = {("planners.domains", "sim.step"), ("planners.domains", "sim.transport")}
-# Circles of imports that are still there. None may be added; whoever mends one takes it out.
-KNOWN_CIRCLES: list[set[str]] = [
-    {"runtime.exchange", "runtime.streams"},
-    {
-        "runtime.experts",
-        "runtime.hf.adapters",
-        "runtime.hf.compute",
-        "runtime.hf.find",
-        "runtime.record",
-    },
-]
 
 
 def modules(root):
@@ -151,13 +141,8 @@ def test_a_circle_is_seen_and_what_only_a_type_checker_imports_is_not():
 
 def test_no_modules_import_one_another_late_imports_counted(root):
     edges = graph(root)
-    left = [circle for circle in circles(edges) if circle not in KNOWN_CIRCLES]
-    shown = [{name: sorted(edges[name] & circle) for name in sorted(circle)} for circle in left]
-    assert not left, shown
-
-
-def test_circles_that_were_mended_are_taken_off_the_list(root):
-    assert not [circle for circle in KNOWN_CIRCLES if circle not in circles(graph(root))]
+    found = [{name: sorted(edges[name] & circle) for name in sorted(circle)} for circle in circles(edges)]
+    assert not found
 
 
 def test_nothing_is_reached_from_below(root):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from tests.slow_birkhoff import slow_birkhoff
 
-from moeyard.kernels.cost.estimate import MANY, shared_by_many, staggered
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.bits import match_all, new_matching, use_edges
 from moeyard.kernels.orders.lpt import longest_first
@@ -189,15 +188,3 @@ def test_stage_names_are_earlier_and_ascending():
         names = after[ptr[s] : ptr[s + 1]].tolist()
         assert names == sorted(set(names))
         assert all(q < s for q in names)
-
-
-@given(st.lists(st.tuples(st.floats(0, 2), st.floats(1e-6, 1)), min_size=1, max_size=MANY))
-def test_many_on_a_port_share_it_as_few_do(messages):
-    """Both ways of following messages that come at different times: one by one, and by a heap."""
-    n = len(messages)
-    start, solo = (np.array(column) for column in zip(*sorted(messages), strict=True))
-    latency, few, many = np.full(n, 0.01), np.zeros(n), np.zeros(n)
-    law = (0.05, 1.0, 2.0)
-    staggered(0, n, np.arange(n), np.zeros(n, np.int64), 1, start, solo, latency, True, law, few)
-    shared_by_many(np.arange(n), start, latency, solo, law, np.empty(n), np.empty(n, np.int64), many)
-    assert many == pytest.approx(few, rel=1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import moeyard as my
 import moeyard.runtime as yr
+from moeyard.runtime.state import checkpoint
 from moeyard.runtime.state.logical import LogicalStack
 from moeyard.runtime.state.training_state import model_state, optimizer_state
 
@@ -68,6 +71,22 @@ def contents(model, optimizer):
     return found
 
 
+@contextlib.contextmanager
+def held_back():
+    """The writing of a save that starts here begins only when the event is set: a save that does not let its caller go fails."""
+    go_on, write = threading.Event(), checkpoint._write
+
+    def wait_and_write(*arguments):
+        assert go_on.wait(10), "start_checkpoint waits for its own write"
+        return write(*arguments)
+
+    checkpoint._write = wait_and_write
+    try:
+        yield go_on
+    finally:
+        checkpoint._write = write
+
+
 def save(rank, world, folder):
     """Three steps with replicas, a checkpoint, one more step."""
     with yr.Yard(scheduler="direct", cluster=cluster_of(world), planner="quota", slots=1, timeout=60) as yard:
@@ -79,10 +98,16 @@ def save(rank, world, folder):
         scheduler.step()
         extra = {"schedule": scheduler, "seen": 123}
         yr.save_checkpoint(folder, model, optimizer, yard, step=3, extra=extra, per_rank={"at": rank * 7})
-        saving = yr.start_checkpoint(f"{folder}-behind", model, optimizer, yard, step=3, extra=extra)
+        with held_back() as go_on:
+            saving = yr.start_checkpoint(f"{folder}-behind", model, optimizer, yard, step=3, extra=extra)
+            assert not saving.done()
         draw = torch.rand(3).tolist()
         before = contents(model, optimizer)
-        loss = train_step(model, optimizer, yard, 3)
+        loss = train_step(
+            model, optimizer, yard, 3
+        )  # changes what was to be saved, before a byte of it is written
+        assert not saving.done()
+        go_on.set()
         assert saving.wait().name == "step-00000003"
         return before, contents(model, optimizer), loss, draw
 

@@ -43,12 +43,6 @@ def prepare():
     my.lower(my.schedule(cluster, traffic, "auto"), 0)
 
 
-def page(rank, world, code):
-    """An example of the docs, in ranks that are started already."""
-    dist.init_process_group = lambda *_, **__: None
-    exec(compile(code, "docs/hugging-face.md", "exec"), {})
-
-
 def others(rank, world):
     """Each case on one yard; {case: largest error}."""
     torch.set_default_dtype(torch.float64)

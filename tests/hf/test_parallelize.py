@@ -1,7 +1,6 @@
 """A parallelized Hugging Face model is the unmodified one: outputs, loss, every gradient and the clip norm."""
 
 import json
-import re
 
 import pytest
 
@@ -18,10 +17,6 @@ POLICIES = (*(case for case in REPLICAS if case.startswith("replicas,")), "repli
 FULL, FAST = tuple(INTERFACE | ADAPTERS), ("mixtral", "gpt_oss", "dbrx")
 
 
-def examples():
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-
-
 @pytest.fixture(scope="module")
 def found():
     """Everything from one parent: imports are paid once."""
@@ -33,7 +28,6 @@ def found():
         ("curve", 1, {"family": "mixtral", "steps": 5, "sequences": 4}),
         ("curve", 4, {"family": "mixtral", "steps": 5, "sequences": 4}),
         ("families", 4, {"names": ("gpt_oss",), "cases": POLICIES}),
-        *(("page", 2, {"code": code}) for code in examples()),
     ]
     return play(rounds, 120, prepare="covering_cases")
 
@@ -89,10 +83,6 @@ def test_the_loss_curve_is_that_of_one_process(found):
 def test_with_every_assignment_of_rows_to_replicas(found, case):
     for rank in found[6]:
         assert max(rank["gpt_oss"][case].values()) <= 1e-9, rank["gpt_oss"][case]
-
-
-def test_the_examples_of_the_page_run(found):
-    assert len(found) == 7 + len(examples()) > 7
 
 
 def test_the_page_shows_the_results():

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from moeyard.cli.app import app
 from moeyard.errors import InvalidFile
-from moeyard.report import badges, load_run, run_page, write_report
+from moeyard.provenance import Network
+from moeyard.report import Section, badges, load_run, run_page, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVENT = {"event": "rail lost", "step": 6, "detail": "node 2 rail 1; step repeated"}
@@ -74,13 +75,89 @@ def test_a_page_holds_everything_and_asks_the_network_for_nothing(page):
     assert "Plotly.newPlot" in html
 
 
+def sections(folder):
+    return {section.title: section for section in run_page(load_run(folder)).sections}
+
+
+def texts(section):
+    return [badge.text for badge in badges(section.origins)]
+
+
 def test_every_figure_says_how_it_came_about(page):
     made = run_page(load_run(page.parent))
     for section in made.sections:
-        assert badges(section.kinds), section.title
-    times = [s for s in made.sections if s.title in ("Comparison", "Where the time goes", "Iteration time")]
-    assert all("emulated accelerator" in s.kinds for s in times)
+        assert badges(section.origins), section.title
+    for title in ("Where the time goes", "Iteration time", "One step, rank by rank"):
+        assert texts(sections(page.parent)[title]) == ["measured, shaped network, emulated accelerator"]
+    assert "modelled, simulated network" in texts(sections(page.parent)["Bytes arrived"])[1]
     assert {name for name, _ in made.conditions} >= {"cluster", "law", "machine"}
+    with pytest.raises(ValueError, match="no provenance"):
+        Section("A figure", {})
+
+
+def test_what_gloo_hides_is_modelled_and_what_was_counted_is_measured(page):
+    section = sections(page.parent)["Rows per rail"]
+    assert texts(section) == ["plain: modelled, shaped network", "moeyard: measured, shaped network"]
+    titles = [one.text for one in section.figure.layout.annotations]
+    assert titles[:2] == ["plain (modelled): sent", "plain (modelled): received"]
+    assert titles[2:] == ["moeyard: sent", "moeyard: received"]
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ("shaped", "a shaped network on one machine"),
+        ("loopback", "was not shaped"),
+        ("cluster", "the cluster"),
+    ],
+)
+def test_a_page_says_of_its_own_network_and_of_no_other(tmp_path, network, says):
+    folder = sample.write_run(tmp_path / network, steps=3, network=Network(network))
+    html = re.sub(r"<script.*?</script>", "", write_report(folder).read_text(), flags=re.S)
+    assert says in html
+    others = {"shaped", "loopback", "cluster"} - {network}
+    assert not [other for other in others if f"{other} network" in html]
+
+
+def test_no_badge_says_published_of_what_we_measured(page):
+    assert "published" not in re.sub(
+        r"<script.*?</script>|<style.*?</style>", "", page.read_text(), flags=re.S
+    )
+
+
+def test_the_bars_are_as_long_as_the_iteration(page):
+    run = load_run(page.parent)
+    figure = sections(page.parent)["Where the time goes"].figure
+    for i, mode in enumerate(run.modes):
+        assert np.isclose(sum(bar.x[i] for bar in figure.data), mode.steps[-1]["seconds"])
+
+
+@pytest.mark.parametrize("key", ["exchange_s", "rows_per_rail", "loss"])
+def test_a_figure_without_a_label_is_not_shown(tmp_path, key):
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    data = json.loads((folder / "run.json").read_text())
+    del data["summary"]["moeyard"]["provenance"][key]
+    (folder / "run.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidFile, match=f"moeyard: {key} does not say"):
+        write_report(folder)
+
+
+def test_curves_that_part_are_said_to(tmp_path):
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    assert sections(folder)["Loss"].note.startswith("The lines lie on each other")
+    path = folder / "moeyard" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["loss"] += 0.1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert sections(folder)["Loss"].note.startswith("The lines do NOT lie on each other")
+
+
+def test_a_run_without_a_step_is_one_line(tmp_path):
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    data = json.loads((folder / "run.json").read_text()) | {"modes": []}
+    (folder / "run.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidFile, match="no mode has done a step"):
+        write_report(folder)
 
 
 def test_the_comparison_says_what_the_run_measured(page):
@@ -95,7 +172,12 @@ def test_the_page_of_a_benchmark(tmp_path):
     path.write_text(json.dumps(sample.bench_data()))
     html = write_report(path).read_text()
     assert "zipf:1.2" in html
-    assert "predicted" in html
+    assert "predicted: modelled, simulated network" in html
+    assert "measured, shaped network" in html
+    unlabelled = {k: v for k, v in sample.bench_data().items() if k != "provenance"}
+    path.write_text(json.dumps(unlabelled))
+    with pytest.raises(InvalidFile, match="provenance"):
+        write_report(path)
 
 
 @pytest.mark.parametrize(

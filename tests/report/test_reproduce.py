@@ -1,6 +1,8 @@
 """Papers done again: the parts, the command, and the page it writes."""
 
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,12 +10,17 @@ from typer.testing import CliRunner
 
 import moeyard as my
 from moeyard.cli.app import app
-from moeyard.reproduce import PAPERS, Finding, Paper
+from moeyard.provenance import SIMULATED, Provenance
+from moeyard.reproduce import PAPERS, Column, Finding, Paper, fast, rails
 from moeyard.reproduce.rails import lpt_loads, shared_evenly
 
-FINDING = Finding(
-    "A table", ["simulated"], "Small.", ("case", "theirs", "ours"), [("a", "1.0", 1.5)], "Ours is larger."
+COLUMNS = (
+    Column("case"),
+    Column("theirs", Provenance.published("arXiv 0")),
+    Column("their program, by us", Provenance.measured()),
+    Column("ours", SIMULATED),
 )
+FINDING = Finding("A table", "Small.", COLUMNS, [("a", "1.0", "1.2", 1.5)], "Ours is larger.")
 PAPER = Paper("rails", "A paper", "arXiv 0", {"one": lambda: FINDING})
 
 
@@ -49,15 +56,28 @@ def test_the_command_prints_writes_its_chapter_and_a_page(monkeypatch, tmp_path)
     text = document.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "| a | 1.0 | 1.5 |" in text
+    assert "| a | 1.0 | 1.2 | 1.5 |" in text
+    assert (
+        "*theirs: published, arXiv 0; their program, by us: measured; ours: modelled, simulated network.*"
+        in text
+    )
     assert "old" not in text
-    assert "published" in page.read_text()
+    html = page.read_text()
+    assert "theirs: published, arXiv 0" in html
+    assert "their program, by us: measured" in html
 
 
 def test_the_command_gives_json(monkeypatch):
     monkeypatch.setitem(PAPERS, "rails", PAPER)
     done = CliRunner().invoke(app, ["reproduce", "rails", "--json"])
-    assert json.loads(done.stdout)["tables"][0]["verdict"] == "Ours is larger."
+    found = json.loads(done.stdout)["tables"][0]
+    assert found["verdict"] == "Ours is larger."
+    assert found["columns"] == ["case", "theirs", "their program, by us", "ours"]
+    assert {name: one["source"] for name, one in found["provenance"].items()} == {
+        "theirs": "published",
+        "their program, by us": "measured",
+        "ours": "modelled",
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,3 +93,162 @@ def test_every_chapter_is_in_the_document(root):
     text = (root / "docs" / "reproduce.md").read_text()
     for paper in (p for p in (PAPERS["rails"], PAPERS["fast"])):
         assert f"## {paper.title}" in text
+
+
+# Verdicts: other figures, another sentence.
+
+PRINTED = {
+    260: {"FAST": 11.0, "RCCL": 7.0, "balance only": 10.0},
+    1040: {"FAST": 12.0, "RCCL": 4.0, "balance only": 10.0},
+}
+
+
+def test_the_order_is_the_papers_only_if_it_is():
+    same = {mb: {name: x * 1.1 for name, x in one.items()} for mb, one in PRINTED.items()}
+    assert fast.judge_bandwidth(PRINTED, same).startswith("From 260 MB on the order is the paper's.")
+    assert "within 10%" in fast.judge_bandwidth(PRINTED, same)
+    swapped = {**same, 1040: {"FAST": 9.0, "RCCL": 4.0, "balance only": 10.0}}
+    found = fast.judge_bandwidth(PRINTED, swapped)
+    assert found.startswith(
+        "The order is not the paper's: at 1040 MB balance only > FAST > RCCL, in the paper FAST > "
+    )
+    assert "260 MB FAST" not in found
+
+
+def test_our_own_bandwidths_are_not_in_the_papers_order():
+    # `spread` here is balanced first: it beats what the paper's SpreadOut does.
+    ours = {mb: one | {"SpreadOut": 13.4} for mb, one in fast.BANDWIDTHS.items()}
+    assert fast.judge_bandwidth(fast.BANDWIDTHS, ours).startswith("The order is not the paper's")
+
+
+EVEN = rails.Evenness(
+    sent={"whole flows": [1.02], "1 MB chunks": [1.01], rails.EVEN: [1.0]},
+    received={"whole flows": [1.9], "1 MB chunks": [1.2], rails.EVEN: [1.0]},
+    split_rows=1, receiver_rows=3, senders=7, graham=1.29,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, "The theorem holds on all 1 traffics"),
+        ({"receiver_rows": 8}, "The theorem does NOT hold"),
+        ({"split_rows": 2}, "The theorem is not tested"),
+        ({}, "Longest-first keeps its limit"),
+        ({"sent": EVEN.sent | {"whole flows": [1.4]}}, "is above 1.290"),
+        ({}, "the more even the smaller the chunks"),
+        ({"received": EVEN.received | {"whole flows": [1.1]}}, "not always more even"),
+        ({}, "The even split is the most even of all"),
+        ({"received": EVEN.received | {rails.EVEN: [2.0]}}, "The most even of all is 1 MB chunks"),
+    ],
+)
+def test_the_theorem_is_tested_on_the_data(other, says):
+    assert says in rails.judge_symmetry(dataclasses.replace(EVEN, **other))
+
+
+def test_rails_splits_evenly_and_direct_does_not():
+    cluster = my.Cluster(3, 4, my.Port(1e9, 0), my.Port(1e8, 0))
+    traffic = my.workload("zipf:0.9", 12, mb=1.0, row_bytes=1000)
+    split, receiver = rails.uneven_rows(my.schedule(cluster, traffic, "rails"))
+    assert split <= 1
+    assert receiver <= 2
+    assert rails.uneven_rows(my.schedule(cluster, traffic, "direct"))[0] > 1
+
+
+def test_a_range_lies_where_it_lies():
+    ours = ([0.3, 0.5], [0.4, 0.7], [2.1, 2.2])
+    assert rails.judge_completion(*ours).count("inside the claimed range") == 3
+    assert "overlapping the claimed range" in rails.judge_completion([0.1, 0.5], *ours[1:])
+    assert "below the claimed range" in rails.judge_completion(*ours[:2], [1.1, 1.2])
+
+
+def test_who_saves_what_at_which_rate():
+    found = [rails.Iteration(400, 1.0, 0.95, 0.5), rails.Iteration(25, 4.0, 3.0, 3.5)]
+    text = rails.judge_iteration(found)
+    assert "inside the claim at 25 Gbit/s" in text
+    assert "saves more the slower the nics" in text
+    assert "less time than spraying alone at 400 Gbit/s, and not at 25" in text
+    other = rails.judge_iteration([rails.Iteration(400, 1.0, 0.7, 0.5), rails.Iteration(25, 4.0, 3.9, 3.5)])
+    assert "inside the claim at 400 Gbit/s" in other
+    assert "does not save more with slower nics" in other
+    assert "and not at" not in other
+
+
+H200 = {
+    "balanced": {"direct": 1.0, "fast": 1.05, "auto": 1.0},
+    "hot": {"direct": 5.0, "fast": 1.1, "auto": 1.05},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "says"),
+    [
+        ("hot", {}, "As in the paper FAST is ahead on every skewed load"),
+        ("hot", {"direct": 1.0}, "Unlike in the paper FAST is not ahead on hot"),
+        ("balanced", {}, "and not on balanced traffic"),
+        ("balanced", {"direct": 1.2}, "and on balanced traffic too"),
+        ("hot", {}, "`auto` is never slower"),
+        ("hot", {"auto": 1.2}, "`auto` is slower than the better of the two on hot"),
+    ],
+)
+def test_who_is_ahead_on_which_traffic(kind, other, says):
+    assert says in fast.judge_h200(H200 | {kind: H200[kind] | other})
+
+
+SMALL, LARGE = (
+    fast.Synthesis(32, 8, 9, 0.04, 0.16, 1.0, 1.0),
+    fast.Synthesis(320, 1500, 300, 109.0, 2.0, 20.0, 1.005),
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, "The same optimum in bytes"),
+        ({"over": 1.2}, "More bytes in a row than the optimum"),
+        ({}, "5.0 times fewer at 320 GPUs"),
+        ({"stages": 3000}, "2.0 times more at 320 GPUs"),
+        ({}, "54.5 times quicker at 320 GPUs and 4.0 times slower at 32"),
+        ({"fast_ms": 218.0}, "2.0 times slower at 320 GPUs"),
+    ],
+)
+def test_how_planning_compares(other, says):
+    assert says in fast.judge_synthesis([SMALL, dataclasses.replace(LARGE, **other)])
+
+
+STAGED = {(8, 16): (2.4, 2.3, 1.2), (8, 256): (1.1, 1.1, 1.0), (40, 256): (3.6, 1.5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("case", "figures", "says"),
+    [
+        ((8, 16), STAGED[8, 16], "FAST's weakness shows"),
+        ((8, 16), (1.0, 1.0, 1.0), "FAST's weakness does not show"),
+        ((8, 16), STAGED[8, 16], "loses less in every case"),
+        ((40, 256), (3.6, 3.7, 1.0), "loses more at 40 nodes, 256 MB"),
+        ((8, 16), STAGED[8, 16], "`auto` is the best in every case, at most 1.20 x bound"),
+        ((40, 256), (3.6, 1.5, 1.6), "`auto` is not the best at 40 nodes, 256 MB"),
+    ],
+)
+def test_what_stages_cost(case, figures, says):
+    assert says in fast.judge_latency(STAGED | {case: figures})
+
+
+def test_a_gain_that_misses_the_papers_says_so():
+    text = fast.judge_megatron({2: 1.2, 4: 4.5}, {2: 1.74, 4: 2.0}, 2.0)
+    assert text.startswith("The gain grows with the nodes, as in the paper: 1.74 x where the paper has 1.2 x")
+    assert "Not within 10% at 2 and 4 nodes." in text
+    assert "inside Megatron RCCL must do worse" in text
+    other = fast.judge_megatron({2: 1.2, 4: 1.1}, {2: 1.2, 4: 1.15}, 5.0)
+    assert other.startswith("The gain does not grow with the nodes")
+    assert "Not within" not in other
+    assert "must do worse" not in other
+
+
+@pytest.mark.parametrize("paper", ["rails", "fast"])
+def test_the_document_badges_only_what_the_paper_prints(root, paper):
+    text = (root / "docs" / "reproduce.md").read_text()
+    chapter = text.split(f"<!-- {paper}: written", 1)[1].split(f"<!-- /{paper} -->", 1)[0]
+    published = re.findall(r"^\*(.*?)\.\*", chapter, re.M)
+    named = {name for line in published for name in re.findall(r"([^;]*): published", line)}
+    assert named == ({"FAST, RCCL, balance only, SpreadOut", "FAST over RCCL"} if paper == "fast" else set())

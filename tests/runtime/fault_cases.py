@@ -140,8 +140,9 @@ MISMATCHES = {  # fault -> what every rank's message must say
 
 
 def mismatches(rank, world, faults):
-    """`faults` injected mismatches, each followed by a healthy exchange."""
+    """`faults` injected mismatches, each followed by a healthy exchange; (fault, guilty rank) of those that were named."""
     rng = np.random.default_rng(0)
+    named = []
     with yr.Yard(cluster=cluster_of(2, world // 2), scheduler="fast", timeout=30) as yard:
         for i in range(faults):
             fault, pattern = list(MISMATCHES.items())[i % len(MISMATCHES)]
@@ -150,13 +151,15 @@ def mismatches(rank, world, faults):
             started = time.monotonic()
             with pytest.raises(yr.Mismatch, match=pattern.format(me=me, peer=peer)):
                 fault(yard, rows, me, peer)
+            named.append((fault.__name__, me))
             assert time.monotonic() - started < 10
             one_exchange(yard, rows)
-    return faults
+    return named
 
 
 def views(rank, world, faults):
-    """Different worlds: found through the store before any group is made."""
+    """Different worlds: found through the store before any group is made; (fault, guilty rank) of those that were named."""
+    named = []
     rng = np.random.default_rng(1)
     halves = [dist.new_group(list(range(world // 2))), dist.new_group(list(range(world // 2, world)))]
     for i in range(faults):
@@ -180,8 +183,9 @@ def views(rank, world, faults):
             with pytest.raises(yr.Mismatch, match=r"rank \d+ and rank \d+") as caught:
                 yr.Yard(**options)
             assert re.search(rf"rank {me}\b", str(caught.value)), str(caught.value)
+            named.append((kind, me))
         dist.barrier()
-    return faults
+    return named
 
 
 def death(rank, world, number):

@@ -27,42 +27,85 @@ SMALL = [
 ]
 
 
-def train(root, out, *more):
+def start(root, out, *more):
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     command = [sys.executable, "-m", "moeyard", "train", *SMALL, "--out", str(out), *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def train(root, out, *more):
+    done = start(root, out, *more)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
+def refused(root, out, *more):
+    done = start(root, out, *more)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert done.stdout == ""
+    return done.stderr.strip()
+
+
+def metrics(out, mode):
+    return [json.loads(line) for line in (out / mode / "metrics.jsonl").read_text().splitlines()]
+
+
 def losses(out, mode):
-    lines = [json.loads(line) for line in (out / mode / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines}
+    return {line["step"]: line["loss"] for line in metrics(out, mode)}
 
 
 def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
-    whole = train(root, tmp_path / "a", "--steps", "3", "--compute", "200000", "--checkpoint-every", "2")
+    asked = ("--steps", "3", "--compute", "200000", "--checkpoint-every", "2")
+    whole = train(root, tmp_path / "a", *asked)
     assert whole["modes"] == ["plain", "moeyard"]
     assert whole["loss_difference"] <= 1e-5
     assert whole["emulated"]
-    assert not whole["shaped"]
+    assert whole["network"] == "loopback"
     assert "UNSHAPED" in whole["conditions"]["network"]
-    for mode in whole["modes"]:
+    for mode, rows in (("plain", "modelled"), ("moeyard", "measured")):
         summary = whole["summary"][mode]
         assert summary["iteration_s"] > 0
         assert 0 < summary["balancedness"] <= 1
+        told = summary["provenance"]
+        assert told["iteration_s"] == {"source": "measured", "network": "loopback", "emulated": True}
+        assert told["exchange_s"] == {"source": "measured", "network": "loopback", "emulated": False}
+        assert told["rows_per_rail"]["source"] == rows
+        late = summary["late"]
+        assert 0 <= late["mean"] <= late["worst"] <= 1
+        assert (
+            f"{mode} {late['mean']:.0%} of the waits (worst rank {late['worst_rank']}"
+            in whole["conditions"]["accelerator"]
+        )
+        for line in metrics(tmp_path / "a", mode):
+            for parts in zip(*line["parts_R"].values(), strict=True):
+                assert sum(parts) == pytest.approx(line["seconds"], abs=1e-6)
+            assert sum(line["parts_s"].values()) == pytest.approx(line["seconds"], abs=1e-6)
     assert whole["summary"]["moeyard"]["balancedness"] > whole["summary"]["plain"]["balancedness"]
     assert (tmp_path / "a" / "report.html").stat().st_size > 1e6
     assert (tmp_path / "a" / "moeyard" / "measured.npz").exists()
 
-    # Once more from the checkpoint before the last step.
+    # Once more from the checkpoint before the last step of moeyard, as if it had been interrupted; plain is done and stays.
     before = losses(tmp_path / "a", "moeyard")
     shutil.rmtree(tmp_path / "a" / "moeyard" / "checkpoints" / "step-00000002")
-    again = train(root, tmp_path / "a", "--steps", "3", "--mode", "moeyard", "--resume")
-    assert again["summary"]["moeyard"]["steps"] == 1
+    (tmp_path / "a" / "moeyard" / "done.json").unlink()
+    again = train(root, tmp_path / "a", *asked, "--resume")
+    assert again["modes"] == ["plain", "moeyard"]
+    assert again["summary"]["plain"] == whole["summary"]["plain"]
+    assert again["summary"]["moeyard"]["steps"] == 3
     after = losses(tmp_path / "a", "moeyard")
     assert after.keys() == {0, 1, 2}
+    assert after[0] == before[0]
     assert abs(after[2] - before[2]) < 1e-5
+
+    # And when everything is done: the same table, nothing trained.
+    done = train(root, tmp_path / "a", *asked, "--resume")
+    assert done["summary"] == again["summary"]
+
+    # Other options are another run.
+    said = refused(root, tmp_path / "a", "--steps", "3", "--compute", "200000", "--seed", "1", "--resume")
+    assert (
+        said == "moeyard: --resume with other options: --seed was 0, now 1; give the same, or another --out"
+    )
 
 
 CUT = """
@@ -91,13 +134,26 @@ def test_a_run_whose_rail_is_cut_repeats_the_step_and_ends(root, tmp_path, rails
     assert found[-1]["rows_per_rail"]["out"][1][0] > 0
 
 
-def test_without_a_lab_or_torchrun_it_says_what_to_write(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ((), "neither --lab nor torchrun: write `moeyard train --lab lab-4x4`"),
+        (("--lab", "lab-9x9"), "lab-9x9"),
+        (("--lab", "lab-2x2", "--network", "rail"), "--network"),
+        (("--lab", "lab-2x2", "--family", "frob"), "frob"),
+        (("--lab", "lab-2x2", "--steps", "0"), "steps"),
+    ],
+)
+def test_what_cannot_start_says_why_and_leaves_no_folder(monkeypatch, capsys, tmp_path, more, says):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(sys, "argv", ["moeyard", "train", "--out", "/dev/null/x"])
+    monkeypatch.setattr(sys, "argv", ["moeyard", "train", "--out", str(tmp_path / "out" / "train"), *more])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert says in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_is_a_line_a_step_off_a_terminal(capsys):

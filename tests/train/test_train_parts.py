@@ -1,18 +1,27 @@
 """The parts of a training run, each alone."""
 
 import math
+import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import moeyard as my
 from moeyard.errors import InvalidDemand, InvalidFile, MoeyardError, UnknownName
+from moeyard.provenance import Network, Provenance, Source
+from moeyard.runtime.observe.network import label
 from moeyard.train.accelerator import Accelerator
-from moeyard.train.meter import Flown, measured_timeline
+from moeyard.train.job import late_maths
+from moeyard.train.meter import Flown, measured_timeline, origins
 from moeyard.train.options import Options
+from moeyard.train.parts import PARTS, divide, exchange_spans
 from moeyard.train.prepare import check
+from moeyard.train.resume import begin, load_done, save_done
 from moeyard.train.skew import draw, shares
 from moeyard.train.text import Text
 
@@ -76,7 +85,10 @@ def test_a_message_is_measured_from_both_ends_on_one_clock():
         schedule, traffic = made, made.traffic
 
     marks = [[(0, 1, 5, True, 10.0, 10.9)], [(0, 0, 5, False, 30.5, 31.0)]]  # rank 1's clock is 20 s ahead
-    found = measured_timeline(cluster, Flown(PlanOf(), False, 10.0, 11.0, []), marks, np.array([0.0, 20.0]))
+    found = measured_timeline(
+        cluster, Flown(PlanOf(), False, 10.0, 11.0, []), marks, np.array([0.0, 20.0]), Network.CLUSTER
+    )
+    assert found.provenance == Provenance.measured(Network.CLUSTER)
     assert found.messages.tolist() == [(0, 0, 1, 5)]
     assert found.start_M.tolist() == [0.0]  # posted at 10.0 and 10.5
     assert np.isclose(found.makespan, 0.5)
@@ -112,3 +124,119 @@ def test_options_are_checked(wrong, kind):
 def test_what_the_ranks_would_stumble_over_is_said_before_there_are_any(wrong, says):
     with pytest.raises(MoeyardError, match=says):
         check(Options("out", **wrong))
+
+
+def slow_divide(begin, end, spans, grain=1000):
+    """Moment by moment: the first part that covers it."""
+    found = dict.fromkeys(PARTS, 0.0)
+    width = (end - begin) / grain
+    for i in range(grain):
+        at = begin + (i + 0.5) * width
+        kinds = {kind for kind, a, b in spans if a <= at < b}
+        found[next((part for part in PARTS if part in kinds), "compute")] += width
+    return found
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.sampled_from([*PARTS, "dense"]), st.integers(-20, 120), st.integers(-20, 120)),
+        max_size=12,
+    )
+)
+def test_the_parts_of_a_rank_add_up_whatever_overlaps(spans):
+    found = divide(0.0, 100.0, [(kind, float(a), float(b)) for kind, a, b in spans])
+    assert sum(found.values()) == pytest.approx(100.0)
+    assert found == pytest.approx(slow_divide(0.0, 100.0, spans))
+
+
+def test_a_rank_waits_until_the_last_has_come_and_then_exchanges():
+    own, arrived = np.array([[1.0, 5.0], [6.0, 7.0], [8.0, 9.0]]), np.array([3.0, 6.0, 12.0])
+    found = divide(0.0, 10.0, exchange_spans(own, arrived))
+    # Of the third it needed nothing from the last rank: it was done before that one came.
+    assert found == {"exchange": 3.0, "wait": 3.0, "plan": 0.0, "compute": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("shaped", "machines", "device", "network"),
+    [
+        (True, 1, "cpu", Network.SHAPED),
+        (False, 1, "cpu", Network.LOOPBACK),
+        (None, 1, "cpu", Network.LOOPBACK),  # torchrun on one machine: nobody shaped anything
+        (None, 2, "cpu", Network.CLUSTER),
+        (None, 1, "cuda", Network.CLUSTER),
+    ],
+)
+def test_the_network_is_what_it_is(shaped, machines, device, network):
+    assert label(shaped, machines, device) is network
+
+
+def test_what_nobody_counted_is_modelled():
+    for counted, source in ((True, Source.MEASURED), (False, Source.MODELLED)):
+        found = origins(Network.SHAPED, True, counted=counted)
+        assert found["rows_per_rail"].source is source
+        assert found["rows_per_rail"].network is Network.SHAPED
+        assert {key for key, one in found.items() if one.emulated} == {
+            "iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans",
+        }  # fmt: skip
+
+
+LAB = {"lab": "lab-2x2", "network": "auto"}
+
+
+def test_a_new_run_sets_old_checkpoints_aside_and_forgets_what_was_done(tmp_path):
+    options = Options(str(tmp_path), modes=("plain",))
+    (tmp_path / "plain" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    save_done(options, "plain", {"summary": {}})
+    begin(options, LAB)
+    assert not (tmp_path / "plain" / "checkpoints").exists()
+    assert (tmp_path / "plain" / "checkpoints.1" / "step-00000007").exists()
+    assert load_done(replace(options, resume=True)) == {}
+
+
+def test_a_resumed_run_keeps_what_is_done(tmp_path):
+    options = Options(str(tmp_path), modes=("plain", "moeyard"), config={"hidden_size": 64})
+    begin(options, LAB)
+    (tmp_path / "plain").mkdir()
+    save_done(options, "plain", {"summary": {"loss": 1.0}})
+    again = replace(options, resume=True, timeout=5.0, checkpoint_every=3)  # these change no figure
+    begin(again, LAB)
+    assert load_done(again) == {"plain": {"summary": {"loss": 1.0}}}
+    assert load_done(options) == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "where", "says"),
+    [
+        ({"batch": 2}, LAB, "--batch was 8, now 2;"),
+        ({"skew": "mixtral-8"}, LAB, "--skew was not given, now mixtral-8;"),
+        ({"modes": ("moeyard",)}, LAB, "--mode was plain,moeyard, now moeyard;"),
+        (
+            {"steps": 17, "learning_rate": 0.1},
+            LAB,
+            "--steps was 16, now 17; --learning-rate was 0.001, now 0.1;",
+        ),
+        ({}, LAB | {"lab": "lab-4x4"}, "--lab was lab-2x2, now lab-4x4;"),
+    ],
+)
+def test_a_resumed_run_is_asked_for_the_same(tmp_path, other, where, says):
+    options = Options(str(tmp_path))
+    begin(options, LAB)
+    with pytest.raises(MoeyardError, match=re.escape(f"--resume with other options: {says}")):
+        begin(replace(options, resume=True, **other), where)
+
+
+def test_a_folder_that_does_not_say_what_it_is_cannot_be_resumed(tmp_path):
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(InvalidFile, match=r"options\.json"):
+        begin(Options(str(tmp_path), resume=True), LAB)
+    begin(Options(str(tmp_path / "new"), resume=True), LAB)  # nothing there yet: a first run
+    assert (tmp_path / "new" / "options.json").exists()
+
+
+def test_late_maths_is_said_of_which_rank_and_mode():
+    late = {"plain": {"mean": 0.02, "worst": 0.1, "worst_rank": 3}, "moeyard": None}
+    assert (
+        late_maths(late)
+        == "; real maths took longer than the emulated in: plain 2% of the waits (worst rank 3: 10%)"
+    )
+    assert late_maths({"moeyard": None}) == ""

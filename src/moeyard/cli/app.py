@@ -1,35 +1,129 @@
-"""The command line: which commands there are, and how their errors are shown."""
+"""The command line: which commands there are, and how their errors are shown.
+
+A command's module is imported when the command is called: `--version` and `--help` wait for nothing else.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from moeyard.cli import clusters, doctor, lab, plan, record, report, reproduce, schedule, simulate, train
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
+
+class Command(NamedTuple):
+    """What `--help` says of a command, before its module is known."""
+
+    summary: str  # the first sentence of the command's own help; a test holds it
+    examples: str = ""
+
+
+COMMANDS = {
+    "schedule": Command(
+        "Compare schedulers on one all-to-all.",
+        """
+        moeyard schedule h200-4x8 zipf:0.9
+        moeyard schedule cluster.toml rows.npy --scheduler auto --save best.json
+        """,
+    ),
+    "plan": Command(
+        "Compare planners on one layer's demand.",
+        """
+        moeyard plan h200-4x8 mixtral-8
+        moeyard plan cluster.toml counts.npy --slots 2 --json
+        """,
+    ),
+    "simulate": Command(
+        "Simulate an exchange on a cluster: time, times the lower bound, how busy every rail is.",
+        """
+        moeyard simulate h200-4x8 zipf:0.9
+        moeyard simulate cluster.toml rows.npy --json
+        """,
+    ),
+    "train": Command(
+        "Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.",
+        """
+        moeyard train --lab lab-4x4 --skew mixtral-8 --steps 8
+        """,
+    ),
+    "record": Command(
+        "Run a model over a text in this process, count what its routers choose, and write a trace for `moeyard plan`."
+    ),
+    "report": Command(
+        "Build the report page of a run or a benchmark: one HTML file with everything inside, no network needed.",
+        """
+        moeyard report out/run
+        """,
+    ),
+    "reproduce": Command(
+        "Do a paper's tables and figures again, by simulation, and say where ours differ and why."
+    ),
+    "clusters": Command("List the built-in clusters."),
+    "doctor": Command("Say what this machine has and lacks."),
+    "warm": Command(
+        "Compile every planning kernel now, so that no later command waits for it.",
+        """
+        moeyard warm
+        """,
+    ),
+    "lab": Command(
+        "Run ranks on an emulated multi-rail network: nodes are network namespaces, rails are shaped.",
+        """
+        moeyard lab list
+        moeyard lab run lab-2x2 -- script.py
+        """,
+    ),
+}
+
+
+class _Commands(TyperGroup):
+    """Knows the names and summaries; imports a command when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+def _load(name: str) -> Any:
+    module = import_module(f"moeyard.cli.{name}")
+    examples = "".join(f"\n  {line.strip()}" for line in COMMANDS[name].examples.strip().splitlines())
+    epilog = f"\b\nExamples:{examples}" if examples else None
+    if hasattr(module, "app"):
+        module.app.info.epilog = epilog
+        made = typer.main.get_command(module.app)
+    else:
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(name, epilog=epilog, context_settings={"help_option_names": ["-h", "--help"]})(
+            module.run
+        )
+        made = typer.main.get_command(alone)
+    made.name = name
+    return made
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Plan, simulate and run the communication of expert-parallel Mixture-of-Experts training.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command("schedule")(schedule.run)
-app.command("plan")(plan.run)
-app.command("simulate")(simulate.run)
-app.add_typer(lab.app, name="lab")
-app.command("train")(train.run)
-app.command("record")(record.run)
-app.command("report")(report.run)
-app.command("reproduce")(reproduce.run)
-app.command("clusters")(clusters.run)
-app.command("doctor")(doctor.run)
 
 
 def _version(wanted: bool) -> None:
@@ -49,6 +143,9 @@ def _options(
 
 def main() -> None:
     """Bad input is one line on stderr and exit status 2; anything else is a bug and keeps its traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without the sign gets a `?`, not a traceback
     try:
         app(prog_name="moeyard")
     except MoeyardError as error:

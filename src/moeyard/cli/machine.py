@@ -36,6 +36,7 @@ def findings() -> list[Finding]:
             "everything",
         ),
         *(_package(name, enables) for name, enables in _PACKAGES.items()),
+        _kernels(),
         *_torch(),
         _nics(),
         _rdma(),
@@ -59,6 +60,21 @@ def _package(name: str, enables: str) -> Finding:
         return Finding(name, True, metadata.version(name), enables)
     except metadata.PackageNotFoundError:
         return Finding(name, False, "not installed", enables)
+
+
+def _kernels() -> Finding:
+    """Where compiled kernels are kept, and how many there are for these sources, this numba and this processor."""
+    from moeyard.kernels import compile as objects
+
+    enables = "answers without waiting for the compiler: `moeyard warm` makes all of them"
+    where = objects.folder()
+    if where is None:
+        tried = ", ".join(map(str, objects.places()))
+        return Finding(
+            "kernels", False, f"kept nowhere: cannot write to {tried}; set XDG_CACHE_HOME", enables
+        )
+    kept = {path.name for place in objects.places() for path in (place / objects.STAMP).glob("[!.]*")}
+    return Finding("kernels", True, f"{len(kept)} compiled, kept in {where}", enables)
 
 
 def _torch() -> list[Finding]:

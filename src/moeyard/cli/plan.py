@@ -17,9 +17,16 @@ from moeyard.formats.clusters import cluster_data
 from moeyard.formats.models import load_model, model_names
 from moeyard.formats.placements import save_placement
 from moeyard.formats.traces import find_trace, trace_names
+from moeyard.kernels.build import prepare
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.planners.compare import Plan, compare_planners
+from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.units import parse_bytes, show_bytes, show_seconds
+
+_MODELLED = (
+    "bound_s", "time_s", "x_bound", "balancedness", "gathered_bytes", "migrated_bytes", "dispatch_s", "experts_s",
+    "exposed_gather_s", "exposed_reduce_s",
+)  # fmt: skip
 
 
 def run(
@@ -66,6 +73,7 @@ def run(
     if memory is not None:
         fits = int(min(parse_bytes(memory) // spec.expert_bytes, asked.num_experts))
         slots = fits if slots is None else min(slots, fits)
+    prepare("plan")
     plans = compare_planners(machines, asked, planners=planner, policy=policy, slots=slots, model=spec)
     best = min(plans, key=lambda plan: plan.cost.total)
     if save is not None:
@@ -130,6 +138,7 @@ def _data(
             }
             for plan in plans
         ],
+        "provenance": data_of(dict.fromkeys(_MODELLED, CLOSED_FORM) | {"plan_s": CLOCKED}),
     }
 
 
@@ -157,5 +166,6 @@ def _show(
             style="bold" if plan is best else None,
         )
     out.print(rows)
+    out.print(f"time, x bound, balance: {CLOSED_FORM}, in closed form; plan: {CLOCKED}")
     if save is not None:
         out.print(f"saved {best.placement.planner} to {save}")

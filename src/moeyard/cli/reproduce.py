@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,18 +47,16 @@ def run(
     if page is not None:
         _write_page(page, chosen, findings)
     if json:
-        print_json(
-            {"paper": chosen.title, "link": chosen.link, "tables": [dataclasses.asdict(f) for f in findings]}
-        )
+        print_json({"paper": chosen.title, "link": chosen.link, "tables": [f.data() for f in findings]})
         return
     out = console()
     out.print(f"{chosen.title} ({chosen.link})\n")
-    from moeyard.reproduce.tables import show
+    from moeyard.reproduce.tables import show, show_origins
 
     for finding in findings:
-        out.print(f"{finding.title} [{', '.join(finding.kinds)}]", markup=False, style="bold")
-        out.print(finding.conditions, markup=False)
-        lines = table(*(c if i == 0 else f">{c}" for i, c in enumerate(finding.columns)))
+        out.print(finding.title, markup=False, style="bold")
+        out.print(f"{show_origins(finding.origins)}. {finding.conditions}", markup=False)
+        lines = table(*(c if i == 0 else f">{c}" for i, c in enumerate(finding.names)))
         for row in finding.rows:
             lines.add_row(*(show(cell) for cell in row))
         out.print(lines)
@@ -103,7 +100,7 @@ def _write_page(path: Path, paper: Paper, findings: list[Finding]) -> None:
 
     sections = [
         Section(
-            f.title, ["published", *f.kinds], f"{f.conditions} {f.verdict}", columns=f.columns,
+            f.title, f.origins, f"{f.conditions} {f.verdict}", columns=f.names,
             rows=[[show(cell) for cell in row] for row in f.rows],
         )
         for f in findings

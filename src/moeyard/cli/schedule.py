@@ -16,6 +16,8 @@ from moeyard.compare import Candidate, best, compare
 from moeyard.formats import ROW_BYTES, load_cluster, load_traffic
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.schedules import save_schedule
+from moeyard.kernels.build import prepare
+from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.traffic import Traffic
 from moeyard.units import show_bytes, show_seconds
 from moeyard.workloads import workload
@@ -53,6 +55,7 @@ def run(
     """
     machines = load_cluster(cluster)
     rows = read_traffic(machines, traffic, mb, row_bytes, seed)
+    prepare("schedule")
     candidates = compare(machines, rows, scheduler)
     if save is not None:
         save_schedule(best(candidates).schedule, save)
@@ -91,6 +94,9 @@ def _data(cluster: Cluster, traffic: Traffic, candidates: list[Candidate]) -> di
             }
             for c in candidates
         ],
+        "provenance": data_of(
+            dict.fromkeys(("bound_s", "time_s", "x_bound", "considered"), CLOSED_FORM) | {"plan_s": CLOCKED}
+        ),
     }
 
 
@@ -118,6 +124,7 @@ def _show(
             style="bold" if c is winner else None,
         )
     out.print(rows)
+    out.print(f"time, x bound: {CLOSED_FORM}, in closed form; plan time: {CLOCKED}")
     naive = next((c for c in candidates if c.scheduler == "direct"), candidates[0])
     same = naive.schedule.scheduler == winner.schedule.scheduler  # `auto` may choose the plainest
     _picture(out, cluster, [winner] if same else [naive, winner])

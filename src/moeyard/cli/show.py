@@ -17,6 +17,8 @@ from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster, Contention
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_PLAIN_BARS = " .:-=+*%#"  # where stdout cannot write those
+_NARROW = 80  # columns; below, headings break at their spaces so that the rows stay whole
 
 
 def console() -> Console:
@@ -42,9 +44,16 @@ def table(*columns: str, title: str | None = None) -> Table:
     result = Table(
         title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left"
     )
+    narrow = console().width < _NARROW
     for column in columns:
         right = column.startswith(">")
-        result.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right)
+        heading = column.removeprefix(">")
+        result.add_column(
+            heading.replace(" ", "\n") if right and narrow else heading,
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+        )
     return result
 
 
@@ -59,6 +68,7 @@ def law(contention: Contention) -> str:
 def bars(busy: FloatArray, most: float, live: FloatArray) -> Text:
     """One bar per value, full at `most`; red near it; `x` where a nic is dead."""
     text = Text()
+    signs = _PLAIN_BARS if console().options.ascii_only else _BARS
     for value, factor in zip(busy, live, strict=True):
         if factor <= 0:
             text.append("x", style="dim")
@@ -66,7 +76,7 @@ def bars(busy: FloatArray, most: float, live: FloatArray) -> Text:
         share = value / most if most > 0 else 0.0
         level = max(math.ceil(share * 8 - 1e-9), 1 if value > 0 else 0)
         text.append(
-            _BARS[min(level, 8)], style="red" if share > 0.9 else "yellow" if share > 0.6 else "green"
+            signs[min(level, 8)], style="red" if share > 0.9 else "yellow" if share > 0.6 else "green"
         )
     return text
 

@@ -63,13 +63,11 @@ def run(
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
         remeasure_every=remeasure_every, timeout=timeout,
     )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "stop").unlink(missing_ok=True)
     if lab is None:
         _under_torchrun(options, json)
         return
     if network not in ("auto", "rails", "loopback"):
-        raise MoeyardError(f"network {network!r} is none of auto, rails, loopback")
+        raise MoeyardError(f"--network {network!r} is none of auto, rails, loopback")
     ended = in_lab(lab, options, network, quiet=json)
     if ended["stopped"]:
         print(f"stopped; checkpoints are in {out}; go on with --resume", file=sys.stderr)
@@ -107,9 +105,12 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     from moeyard.lab import run as run_in_lab
     from moeyard.train.journal import STOP
     from moeyard.train.prepare import check, prepare
+    from moeyard.train.resume import begin
 
     cluster = LabSpec.load(lab).cluster
     check(options)
+    begin(options, {"lab": lab, "network": network})
+    (Path(options.out) / STOP).unlink(missing_ok=True)
     began = time.monotonic()
     out = Console(stderr=True, highlight=False)
     if not quiet:
@@ -144,9 +145,15 @@ def _under_torchrun(options: Options, json: bool) -> None:
             "neither --lab nor torchrun: write `moeyard train --lab lab-4x4`, or `torchrun --nproc-per-node 8 -m moeyard train`"
         )
     from moeyard.train.job import run_rank
+    from moeyard.train.journal import STOP
+    from moeyard.train.resume import begin
 
+    first = int(os.environ["RANK"]) == 0
+    begin(options, {"lab": None, "network": None}, writes=first)
+    if first:
+        (Path(options.out) / STOP).unlink(missing_ok=True)
     ended = run_rank(options, None if json else Bar(options.steps))
-    if int(os.environ["RANK"]) == 0 and ended["summary"]:
+    if first and ended["summary"]:
         _finish(Path(options.out), json)
 
 
@@ -196,7 +203,7 @@ class Bar:
 def _finish(out: Path, json: bool) -> None:
     """The table, and the report page."""
     from moeyard.report import load_run, write_report
-    from moeyard.report.run import loss_gap
+    from moeyard.report.run import SAME_LOSS, loss_gap
 
     run_ = load_run(out)
     page = write_report(out)
@@ -220,15 +227,10 @@ def _finish(out: Path, json: bool) -> None:
         first, last = run_.modes[0], run_.modes[-1]
         saved = last.summary["iteration_s"] / first.summary["iteration_s"] - 1
         gap = loss_gap(run_)
-        same = "the same loss" if gap <= 1e-5 else "NOT the same loss"
+        same = "the same loss" if gap <= SAME_LOSS else "NOT the same loss"
         shown.print(
             f"iteration time {saved:+.0%} with {last.name}; {same} (largest difference over all steps {gap:.1e})"
         )
-    shown.print(
-        "measured"
-        + (", with emulated accelerators" if run_.emulated else "")
-        + ": "
-        + run_.conditions["network"]
-    )
+    shown.print(f"{run_.modes[-1].origin('iteration_s')}: {run_.conditions['network']}")
     shown.print(f"accelerator: {run_.conditions['accelerator']}")
     shown.print(f"report: {page}")

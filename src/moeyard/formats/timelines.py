@@ -15,6 +15,7 @@ from moeyard.formats.arrays import parse_arrays
 from moeyard.formats.chrome import ChromeTrace
 from moeyard.formats.clusters import ClusterFile, cluster_data
 from moeyard.formats.strict import PathLike, Table, named, one_line
+from moeyard.provenance import UNSTATED, Provenance
 from moeyard.schedule import MESSAGE
 from moeyard.timeline import Timeline
 from moeyard.traffic import Traffic
@@ -30,6 +31,7 @@ class _Meta(Table):
     tolerance: float
     sharings: int
     kinds: int
+    provenance: dict[str, Any] | None = None  # 0.1 did not write it
     format: Literal["moeyard timeline 1"] = "moeyard timeline 1"  # 0.1 did not write it
 
 
@@ -42,6 +44,7 @@ def save_timeline(timeline: Timeline, path: PathLike) -> None:
         "tolerance": timeline.tolerance,
         "sharings": timeline.sharings,
         "kinds": timeline.kinds,
+        "provenance": timeline.provenance.data(),
     }
     arrays: dict[str, Any] = {name: timeline.messages[name] for name in _COLUMNS}
     arrays |= {"start": timeline.start_M, "first": timeline.first_M, "end": timeline.end_M}
@@ -73,11 +76,13 @@ def load_timeline(path: PathLike) -> Timeline:
             f"{path}: a message names a rank outside 0..{cluster.num_ranks - 1}; write it again"
         )
     start, first, end = (frozen(arrays[name].astype(np.float64)) for name in _TIMES)
+    old = "format" not in meta.model_fields_set
+    origin = UNSTATED if old else Provenance.read(meta.provenance, str(path))
     return Timeline(
         cluster=cluster, traffic=traffic, scheduler=meta.scheduler,
         messages=columns.view(MESSAGE).reshape(len(columns)).view(np.recarray), start_M=start, first_M=first,
         end_M=end, cause_M=frozen(arrays["cause"].astype(np.int64)), tolerance=meta.tolerance,
-        sharings=meta.sharings, kinds=meta.kinds,
+        sharings=meta.sharings, kinds=meta.kinds, provenance=origin,
     )  # fmt: skip
 
 

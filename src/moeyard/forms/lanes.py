@@ -11,9 +11,12 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
-from moeyard.kernels.cost.estimate import first_looks
-from moeyard.kernels.lanes.lanes import lane_part, pair_sums
-from moeyard.kernels.lanes.loads import local_loads, pair_loads, scale_up_ratios
+from moeyard.kernels.cost.looks import first_looks
+from moeyard.kernels.cost.ratios import local_loads, scale_up_ratios
+from moeyard.kernels.lanes.loads import Loads, pair_loads
+from moeyard.kernels.lanes.parts import lane_part
+from moeyard.kernels.lanes.quotas import pair_sums
+from moeyard.kernels.lanes.types import Order, PairRows
 from moeyard.kernels.program.lower import lower_lanes
 from moeyard.kernels.program.tables import sort_transfers
 from moeyard.kernels.stages.forms import assemble, chained_form, staged_form
@@ -103,19 +106,18 @@ class Pairs:
         return self.looks[1].busiest
 
     @cached_property
-    def loads(self) -> tuple[FloatArray, ...]:
-        """What each pair asks of scale-up ports and lanes; see `pair_loads`."""
-        to, weight = self.cluster.lanes
-        loads: tuple[FloatArray, ...] = pair_loads(
-            self.traffic.rows,
-            self.rows_NN,
-            self.by_origin,
-            self.by_target,
-            self.first_NN,
-            to,
-            weight,
-            self.cluster.carrier_M,
-        )
+    def kernel(self) -> PairRows:
+        """As kernels take it."""
+        cluster = self.cluster
+        return PairRows(
+            self.traffic.rows, self.rows_NN, self.by_origin, self.by_target, self.first_NN, *cluster.lanes,
+            cluster.carrier_M,
+        )  # fmt: skip
+
+    @cached_property
+    def loads(self) -> Loads:
+        """What each pair asks of scale-up ports and lanes."""
+        loads: Loads = pair_loads(self.kernel)
         return loads
 
     @cached_property
@@ -181,12 +183,10 @@ class Lanes:
         return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
     @cached_property
-    def _arrays(self) -> tuple[Any, ...]:
-        pairs, cluster = self.pairs, self.pairs.cluster
-        return (
-            pairs.traffic.rows, pairs.rows_NN, pairs.by_origin, pairs.first_NN, *cluster.lanes, cluster.carrier_M,
-            self.local_stage, self.pair_ptr, self.messages,
-        )  # fmt: skip
+    def order(self) -> Order:
+        """As kernels take it."""
+        stages = self.stages
+        return Order(self.local_stage, stages.after_ptr, stages.after, self.pair_ptr, self.messages)
 
     @property
     def _room(self) -> int:
@@ -195,14 +195,11 @@ class Lanes:
         return 64 + 12 * cluster.nodes + 8 * count // cluster.nodes + 2 * cluster.ranks_per_node
 
     def _part(self, receive: bool, rank: int) -> IntArray:
-        table: IntArray = lane_part(receive, len(self.stages), self._room, rank, *self._arrays)
+        table: IntArray = lane_part(receive, self._room, rank, self.pairs.kernel, self.order)
         return frozen(table)
 
     def lowered(self, rank: int) -> tuple[Any, ...]:
-        stages = self.stages
-        lowered: tuple[Any, ...] = lower_lanes(
-            rank, self._room, len(stages), stages.after_ptr, stages.after, self._arrays
-        )
+        lowered: tuple[Any, ...] = lower_lanes(rank, self._room, self.pairs.kernel, self.order)
         return lowered
 
 

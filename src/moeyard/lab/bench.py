@@ -13,6 +13,7 @@ from moeyard.lab.launch import Net, run
 from moeyard.lab.loads import lab_traffic
 from moeyard.lab.predict import predict, predict_gloo
 from moeyard.lab.spec import LabSpec
+from moeyard.provenance import CLOSED_FORM, SIMULATED, Network, Provenance, data_of
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 from moeyard.units import show_bandwidth, show_seconds
@@ -58,9 +59,19 @@ def bench(
         "title": "All-to-all in the lab, measured and predicted",
         "conditions": conditions(lab, mb, row_bytes, repeat, calibrated is not None),
         "repeat": repeat,
+        "provenance": data_of(origins(Network(found["network"]))),
         "traffics": [
             _cell(lab, planned, name, loads[name], found, calibrated is not None) for name in traffics
         ],
+    }
+
+
+def origins(network: Network) -> dict[str, Provenance]:
+    """Where each figure of a benchmark comes from."""
+    measured = ("seconds", "median_s", "low_s", "high_s", "x_bound", "busbw")
+    return dict.fromkeys(measured, Provenance.measured(network)) | {
+        "bound_s": CLOSED_FORM,
+        "predicted_s": SIMULATED,
     }
 
 
@@ -140,6 +151,8 @@ def errors(data: dict[str, Any]) -> list[float]:
 def show(data: dict[str, Any]) -> str:
     """A table of text for each traffic."""
     lines = [f"{key}: {value}" for key, value in data["conditions"].items()]
+    said = {key: Provenance.read(one, key) for key, one in data["provenance"].items()}
+    lines.append(f"median, low, high, x bound, busbw: {said['median_s']}; predicted: {said['predicted_s']}")
     for cell in data["traffics"]:
         lines += ["", f"{cell['traffic']}: bound {show_seconds(cell['bound_s'])}"]
         lines.append(

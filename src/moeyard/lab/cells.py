@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 from moeyard.lower import lower
+from moeyard.provenance import Provenance
 from moeyard.runtime.agree.digests import plan_digest
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.observe.measure import remeasure
+from moeyard.runtime.observe.network import network_of
 from moeyard.runtime.transport.groups import own_rail_group
 from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
@@ -45,7 +47,7 @@ def measure_cells(
     timeout: float,
     cluster: Any = None,
 ) -> dict[str, Any]:
-    """seconds[cell][method][repetition], and the scheduler that each method chose.
+    """seconds[cell][method][repetition], the scheduler that each method chose, and what network it was.
 
     cells: (name, rows, row_bytes). Methods take turns within a repetition, and who begins rotates. One round is not counted.
     """
@@ -66,7 +68,8 @@ def measure_cells(
                         seconds[name][method].append(took)
             if yard.rank == 0:
                 print(f"measured {name}", flush=True)
-    return {"seconds": seconds, "chosen": chosen}
+        network = network_of(yard)
+    return {"seconds": seconds, "chosen": chosen, "network": network.value}
 
 
 def own_rails(yard: Yard) -> Any:
@@ -132,6 +135,7 @@ def measure_rates(repeat: int, timeout: float, sizes: tuple[int, int] = (1 << 18
             )
             found["flows"] = _flows(yard, sizes[1] // 2, repeat, found["scale_out"])
             found["rails"] = _rails(yard)
+        found["provenance"] = Provenance.measured(network_of(yard)).data()
     return found
 
 

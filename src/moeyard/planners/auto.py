@@ -92,7 +92,8 @@ def search_auto(
     for name, planner in SINGLES.items():
         table.offer(name, planner(cluster, demand, slots=slots, model=model))
     homes = static_homes(demand.num_experts, cluster.num_ranks)
-    table.add("quota", homes, search.quota_family(job, homes, table.of("quota").scored, effort.levels))
+    family = search.quota_family(job, homes, table.of("quota").scored, effort.levels)
+    table.add("quota", homes, family, False)
     search_domains(
         cluster,
         demand,
@@ -101,20 +102,24 @@ def search_auto(
         score=lambda one: table.offer("domains", one),
         below=table.least,
     )
-    ranked = sorted(table.entries, key=lambda entry: entry.seconds)  # stable: ties stay with the earlier
+    ranked = table.ranked()
     for entry in ranked[: effort.starts]:
-        table.add(entry.name, entry.home_E, _improved(job, entry, effort))
-    considered = {entry.name: entry.seconds for entry in reversed(ranked)}
+        table.add(entry.name, entry.home_E, _improved(job, entry, effort), False)
+    considered = {entry.name: entry.seconds for entry in ranked}
     best = min(table.entries, key=lambda entry: entry.seconds)
-    considered["local search"] = best.seconds
     placement = Placement(best.home_E, best.scored.hosts_ER, f"auto ({best.name})")
-    return Found(placement, best.seconds, considered)
+    seconds = best.seconds
+    if not best.every_way:  # `assign` may find a better one
+        seconds = min(seconds, table.offer(best.name, placement))
+    considered["local search"] = seconds
+    return Found(placement, seconds, considered)
 
 
 class _Entry(NamedTuple):
     name: str
     home_E: IntArray
     scored: Scored
+    every_way: bool  # the best of all ways to serve it
 
     @property
     def seconds(self) -> float:
@@ -131,15 +136,23 @@ class _Table:
 
     def offer(self, name: str, placement: Placement) -> float:
         """Seconds of a placement served its best way; of any way if none is below the best candidate so far."""
-        homes = writable(placement.home_E)
-        return self.add(
-            name, homes, search.best_way(self.job, homes, writable(placement.hosts_ER), WAYS, self.least)
-        )
+        homes, hosts = writable(placement.home_E), writable(placement.hosts_ER)
+        if placement.copies == 0:  # all ways are one
+            return self.add(name, homes, search.score(self.job, homes, hosts, search.NEAREST, 1.0), True)
+        found = search.best_way(self.job, homes, hosts, WAYS, self.least)
+        return self.add(name, homes, found, found.seconds < self.least)
 
-    def add(self, name: str, home_E: IntArray, scored: Scored) -> float:
-        self.entries.append(_Entry(name, home_E, scored))
+    def add(self, name: str, home_E: IntArray, scored: Scored, every_way: bool) -> float:
+        self.entries.append(_Entry(name, home_E, scored, every_way))
         self.least = min(self.least, self.entries[-1].seconds)
         return self.entries[-1].seconds
+
+    def ranked(self) -> list[_Entry]:
+        """The best entry of every name, best first; ties stay with the earlier."""
+        best: dict[str, _Entry] = {}
+        for entry in sorted(self.entries, key=lambda entry: entry.seconds):
+            best.setdefault(entry.name, entry)
+        return list(best.values())
 
     def of(self, name: str) -> _Entry:
         return next(entry for entry in self.entries if entry.name == name)

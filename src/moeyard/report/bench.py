@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeyard.errors import InvalidFile
+from moeyard.provenance import Provenance, by_source
 from moeyard.report import figures
 from moeyard.report.page import Page, Section
 from moeyard.units import show_bandwidth, show_seconds
@@ -13,10 +14,11 @@ from moeyard.units import show_bandwidth, show_seconds
 
 def bench_page(data: Mapping[str, Any], source: str = "benchmark") -> Page:
     """data: `conditions` {name: text}, `traffics` [{traffic, bound_s, results [{scheduler, median_s, low_s, high_s, x_bound,
-    predicted_s, busbw}]}]; low_s, high_s, predicted_s and busbw may be missing."""
+    predicted_s, busbw}]}], `provenance` {key of a figure: where it comes from}; low_s, high_s, predicted_s and busbw may be missing."""
     try:
         cells = data["traffics"]
-        sections = [_overview(cells), *(_traffic(cell) for cell in cells)]
+        origin = {key: Provenance.read(one, f"{source}: {key}") for key, one in data["provenance"].items()}
+        sections = [_overview(cells, origin), *(_traffic(cell, origin) for cell in cells)]
         conditions = [(name, str(value)) for name, value in data["conditions"].items()]
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidFile(
@@ -31,7 +33,7 @@ def bench_page(data: Mapping[str, Any], source: str = "benchmark") -> Page:
     )  # fmt: skip
 
 
-def _overview(cells: Sequence[Mapping[str, Any]]) -> Section:
+def _overview(cells: Sequence[Mapping[str, Any]], origin: Mapping[str, Provenance]) -> Section:
     """x bound of every scheduler on every traffic."""
     names = list(dict.fromkeys(r["scheduler"] for cell in cells for r in cell["results"]))
     found = [{r["scheduler"]: r for r in cell["results"]} for cell in cells]
@@ -44,11 +46,14 @@ def _overview(cells: Sequence[Mapping[str, Any]]) -> Section:
         height=400,
     )
     return Section(
-        "Time over the lower bound", ["measured"], "Lower is better; 1 cannot be beaten.", figure=figure
+        "Time over the lower bound",
+        {origin["x_bound"]: ""},
+        "Lower is better; 1 cannot be beaten.",
+        figure=figure,
     )
 
 
-def _traffic(cell: Mapping[str, Any]) -> Section:
+def _traffic(cell: Mapping[str, Any], origin: Mapping[str, Provenance]) -> Section:
     results = cell["results"]
     names = [str(r["scheduler"]) for r in results]
     measured = [float(r["median_s"]) for r in results]
@@ -72,7 +77,10 @@ def _traffic(cell: Mapping[str, Any]) -> Section:
         colours={"measured": "#0b7a75", "predicted": "#f2cc8f"}, line=(float(cell["bound_s"]), "bound"), height=330,
     )  # fmt: skip
     columns = ("scheduler", "median", "spread", "x bound", "predicted", "error", "bus bandwidth per rank")
+    shown = [("median, spread, x bound, bus bandwidth", origin["median_s"])]
+    if any(guess is not None for guess in predicted):
+        shown.append(("predicted", origin["predicted_s"]))
     return Section(
-        str(cell["traffic"]), ["measured", "simulated"], str(cell.get("note", "")),
+        str(cell["traffic"]), by_source(shown), str(cell.get("note", "")),
         figure=figure, columns=columns, rows=rows, strong=[best],
     )  # fmt: skip

@@ -131,7 +131,7 @@ def rails_heat(rows: Mapping[str, Mapping[str, FloatArray]], dead: FloatArray | 
             column += 1
             side = np.asarray(rows[mode][way], dtype=float)
             text = [[f"{value:,.0f}" for value in line] for line in side]
-            if dead is not None and mode != "plain":
+            if dead is not None and not mode.startswith("plain"):
                 text = [
                     ["dead" if dead[n, r] <= 0 else cell for r, cell in enumerate(line)]
                     for n, line in enumerate(text)

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-# What a figure may be. Every section names at least one.
-BADGES = {
-    "measured": "taken with a clock while real bytes crossed the network",
-    "simulated": "what the flow simulator says of the same plan",
-    "estimated": "closed form, no simulation",
-    "emulated accelerator": "real maths, then a wait until rows / rate has passed",
-    "published": "as printed in the paper",
-}
+from moeyard.provenance import Provenance
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One card of a page. `columns` and `rows` make a table; `figure` follows it."""
+    """One card of a page; it cannot be made without saying where its figures come from. `columns` and `rows` make a table; `figure` follows it."""
 
     title: str
-    kinds: Sequence[str]  # keys of BADGES
+    origins: Mapping[Provenance, str]  # where its figures come from, and which (none named: all of them)
     note: str = ""
     figure: go.Figure | None = None
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     strong: Sequence[int] = ()  # rows to set in bold
     wide: bool = True  # half cards stand side by side
+
+    def __post_init__(self) -> None:
+        if not self.origins:
+            raise ValueError(f"{self.title}: no provenance; a figure goes out with where it comes from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +45,21 @@ class Page:
     def html(self) -> str:
         """The whole file. Figures are drawn by the copy of plotly.js inside it."""
         cards = [(section, _figure(section, i)) for i, section in enumerate(self.sections)]
-        return _template().render(page=self, cards=cards, badges=BADGES, plotly=get_plotlyjs())
+        return _template().render(page=self, cards=cards, plotly=get_plotlyjs())
 
 
-def badges(kinds: Sequence[str]) -> list[tuple[str, str]]:
-    """(name, meaning) of each; an unknown one is a KeyError: no figure goes out with a label nobody explained."""
-    return [(kind, BADGES[kind]) for kind in kinds]
+class Badge(NamedTuple):
+    kind: str  # how it looks
+    text: str
+    meaning: str  # for whoever points at it
+
+
+def badges(origins: Mapping[Provenance, str]) -> list[Badge]:
+    """One for each place that figures come from: source, network and accelerator together, so that none is read with another's."""
+    return [
+        Badge(one.source.value, f"{names}: {one}" if names else str(one), one.meaning)
+        for one, names in origins.items()
+    ]
 
 
 @cache

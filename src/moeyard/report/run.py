@@ -1,9 +1,9 @@
 """The page of a training run, from the folder that the run wrote.
 
-run.json                  conditions and, per mode, the summary
+run.json                  conditions and, per mode, the summary with the provenance of every figure in it
 MODE/metrics.jsonl        one line per step, and one per event
 MODE/measured.npz         one exchange with aligned clocks, and MODE/planned.npz, the same plan simulated
-    MODE/spans.json           what every rank did during the last step
+MODE/spans.json           what every rank did during the last step
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from moeyard.bounds import bound
 from moeyard.errors import InvalidFile
+from moeyard.provenance import Network, Provenance, Source, by_source
 from moeyard.report import figures
 from moeyard.report.page import Page, Section
 from moeyard.timeline import Timeline
@@ -35,10 +36,19 @@ class Mode:
     planned: Timeline | None
     measured: Timeline | None
     spans: Sequence[Sequence[tuple[str, float, float]]]  # rank -> what it did during the last step
+    provenance: Mapping[str, Provenance]  # key of a figure -> where it comes from
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of one metric."""
         return [int(s["step"]) for s in self.steps], [float(s[key]) for s in self.steps]
+
+    def origin(self, key: str) -> Provenance:
+        """Where a figure comes from; one that does not say so is not shown."""
+        if key not in self.provenance:
+            raise InvalidFile(
+                f"run.json: {self.name}: {key} does not say where it comes from; write the run anew"
+            )
+        return self.provenance[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +56,7 @@ class Run:
     title: str
     conditions: Mapping[str, str]
     emulated: bool  # compute times come from an emulated accelerator
-    shaped: bool  # the network was shaped, or is a real one
+    network: Network  # that the rows crossed
     modes: Sequence[Mode]
 
 
@@ -59,11 +69,11 @@ def load_run(folder: str | Path) -> Run:
     data = _read_json(path)
     try:
         modes = [_load_mode(folder / name, name, data["summary"][name]) for name in data["modes"]]
-        return Run(data["title"], data["conditions"], data["emulated"], data["shaped"], modes)
-    except (KeyError, TypeError) as error:
-        raise InvalidFile(
-            f"{path}: not a training run: no key {error}; write one with `moeyard train`"
-        ) from error
+        if not modes:
+            raise InvalidFile(f"{path}: no mode has done a step; go on with `moeyard train --resume`")
+        return Run(data["title"], data["conditions"], data["emulated"], Network(data["network"]), modes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
 
 
 def _read_json(path: Path) -> Any:
@@ -90,24 +100,28 @@ def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
         for which in ("planned", "measured")
     )
     spans = _read_json(folder / "spans.json") if (folder / "spans.json").is_file() else []
-    return Mode(name, summary, steps, events, planned, measured, spans)
+    origin = {
+        key: Provenance.read(one, f"{path.parent}: {key}") for key, one in summary["provenance"].items()
+    }
+    return Mode(name, summary, steps, events, planned, measured, spans, origin)
 
 
 def run_page(run: Run) -> Page:
     """Comparison first, then where the time and the rows went, then the curves."""
-    kinds = ["measured", *(["emulated accelerator"] if run.emulated else [])]
-    sections = [_comparison(run, kinds), _parts(run, kinds)]
+    sections = [_comparison(run), _parts(run)]
     spans = {mode.name: mode.spans for mode in run.modes if mode.spans}
     if spans:
         note = "The last step of each mode, on one time scale. An exchange lasts until a rank has all its rows, so it includes waiting for others."
-        sections.append(Section("One step, rank by rank", kinds, note, figure=figures.step_spans(spans)))
+        sections.append(
+            Section("One step, rank by rank", _origins(run, "spans"), note, figure=figures.step_spans(spans))
+        )
     if any("rows_per_rail" in mode.summary for mode in run.modes):
         sections.append(_rails(run))
     sections += _exchanges(run)
     events = [(int(e["step"]), str(e["event"])) for mode in run.modes for e in mode.events]
     if events:
         sections.append(_events(run))
-    sections += _curves(run, kinds, events)
+    sections += _curves(run, events)
     names = " and ".join(mode.name for mode in run.modes)
     return Page(
         title=run.title,
@@ -119,18 +133,26 @@ def run_page(run: Run) -> Page:
     )
 
 
+WHERE = {
+    Network.SHAPED: "Real bytes crossed a shaped network on one machine.",
+    Network.LOOPBACK: "All ranks were on one machine and its network was not shaped: exchange times are those of its memory.",
+    Network.CLUSTER: "Real bytes crossed the network of the cluster that the ranks ran on.",
+    Network.SIMULATED: "No byte moved: every time is the simulator's.",
+}
+
+
 def _lead(run: Run) -> str:
-    where = (
-        "Real bytes crossed a shaped network on one machine."
-        if run.shaped
-        else "The network was not shaped, so exchange times are those of one machine's loopback."
-    )
     note = (
         " Compute times are those of an emulated accelerator: real maths, then a wait."
         if run.emulated
         else ""
     )
-    return where + note
+    return WHERE[run.network] + note
+
+
+def _origins(run: Run, *keys: str) -> dict[Provenance, str]:
+    """Where these figures come from; the modes are named where they differ."""
+    return by_source((mode.name, mode.origin(key)) for mode in run.modes for key in keys)
 
 
 def _pair(run: Run) -> tuple[Mode, Mode] | None:
@@ -154,6 +176,9 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
     return found
 
 
+SAME_LOSS = 1e-5  # what float32 sums in another order may differ by
+
+
 def loss_gap(run: Run) -> float:
     """The largest difference of the loss between any two modes at any step they share."""
     gap = 0.0
@@ -163,7 +188,7 @@ def loss_gap(run: Run) -> float:
     return gap
 
 
-def _comparison(run: Run, kinds: list[str]) -> Section:
+def _comparison(run: Run) -> Section:
     columns = ("", "iteration", "exchange", "share of iteration", "x bound", "waiting", "planning", "balancedness", "tokens/s", "loss")  # fmt: skip
     rows = []
     for mode in run.modes:
@@ -187,22 +212,28 @@ def _comparison(run: Run, kinds: list[str]) -> Section:
         "exchanges of a step together. x bound: that over the least time any schedule could take for the same rows. "
         "Waiting: for the slowest rank to arrive, mean over the ranks. Balancedness: mean over max rows computed by a rank."
     )
-    return Section("Comparison", kinds, note, columns=columns, rows=rows, strong=[len(rows) - 1])
+    shown = {
+        "iteration, waiting, tokens/s": ("iteration_s", "wait_s", "tokens_per_s"),
+        "exchange, x bound": ("exchange_s", "x_bound"),
+        "planning, balancedness, loss": ("plan_s", "balancedness", "loss"),
+    }
+    origins = by_source(
+        (names, mode.origin(key)) for mode in run.modes for names, keys in shown.items() for key in keys
+    )
+    return Section("Comparison", origins, note, columns=columns, rows=rows, strong=[len(rows) - 1])
 
 
-def _parts(run: Run, kinds: list[str]) -> Section:
-    parts = {}
-    for mode in run.modes:
-        s = mode.summary
-        rest = s["iteration_s"] - s["exchange_s"] - s["wait_s"] - s["plan_s"]
-        parts[mode.name] = {
-            "compute": max(0.0, rest),
-            "exchange": s["exchange_s"],
-            "wait": s["wait_s"],
-            "plan": s["plan_s"],
-        }
-    note = "Compute is what is left of the iteration: the maths, the optimizer, the reduction of dense gradients."
-    return Section("Where the time goes", kinds, note, figure=figures.iteration_parts(parts))
+def _parts(run: Run) -> Section:
+    """The parts of every rank add up to the iteration, so their means do too."""
+    parts = {mode.name: mode.summary["parts_s"] for mode in run.modes}
+    note = (
+        "Every moment of every rank's iteration, from the last rank's begin to the last rank's end, is one of these; means over the ranks and over the "
+        "steps after the warm-up, so a bar is as long as the mean iteration. Waiting: for the last rank to arrive at an exchange or at the "
+        "end of the step. Compute is what is left: the maths, the optimizer, the reduction of dense gradients."
+    )
+    return Section(
+        "Where the time goes", _origins(run, "parts_s"), note, figure=figures.iteration_parts(parts)
+    )
 
 
 def _rails(run: Run) -> Section:
@@ -211,13 +242,19 @@ def _rails(run: Run) -> Section:
         for mode in run.modes
         if "rows_per_rail" in mode.summary
     }
+    shown = [mode for mode in run.modes if mode.name in rows]
+    origins = by_source((mode.name, mode.origin("rows_per_rail")) for mode in shown)
+    modelled = [m.name for m in shown if m.origin("rows_per_rail").source is Source.MODELLED]
     last = run.modes[-1].measured
-    note = (
-        "Rows that crossed each nic in one step (mean over the steps), all exchanges together. Rows that stay inside a node cross none. "
-        "With plain expert parallelism a row takes the rail of the lower of its two local ranks, as gloo does."
-    )
+    note = "Rows that crossed each nic in one step (mean over the steps), all exchanges together. Rows that stay inside a node cross none."
+    if modelled:
+        note += (
+            f" {' and '.join(modelled)}: not counted, gloo's own all-to-all tells nobody; as if each row took the rail of the lower of its "
+            f"two local ranks, which is gloo's rule."
+        )
     dead = None if last is None else last.cluster.rails
-    return Section("Rows per rail", ["measured"], note, figure=figures.rails_heat(rows, dead))
+    labelled = {name + " (modelled)" * (name in modelled): sides for name, sides in rows.items()}
+    return Section("Rows per rail", origins, note, figure=figures.rails_heat(labelled, dead))
 
 
 def _exchanges(run: Run) -> list[Section]:
@@ -239,16 +276,20 @@ def _exchanges(run: Run) -> list[Section]:
         )
         figure = figures.timelines(mode.planned, mode.measured)
         sections.append(
-            Section(f"One exchange, {mode.name}: planned and measured", ["measured", "simulated"], note, figure=figure)
-        )  # fmt: skip
+            Section(
+                f"One exchange, {mode.name}: planned and measured",
+                by_source([("narrow", mode.measured.provenance), ("wide", mode.planned.provenance)]),
+                note,
+                figure=figure,
+            )
+        )
     if courses:
         note = (
             "How quickly the bytes of one dispatch arrive. The bound is that of the last mode's rows: other replicas mean other rows, "
             "so the modes need not deliver the same number of bytes."
         )
-        sections.append(
-            Section("Bytes arrived", ["measured", "simulated"], note, figure=figures.delivered(courses, least))
-        )  # fmt: skip
+        origins = by_source((name, timeline.provenance) for name, timeline in courses)
+        sections.append(Section("Bytes arrived", origins, note, figure=figures.delivered(courses, least)))
     return sections
 
 
@@ -259,22 +300,26 @@ def _events(run: Run) -> Section:
         for e in mode.events
     ]
     note = "What happened to the network while the job ran, and what the job did about it."
-    return Section("Events", ["measured"], note, columns=("run", "step", "event", "detail"), rows=rows)
+    return Section(
+        "Events", _origins(run, "events"), note, columns=("run", "step", "event", "detail"), rows=rows
+    )
 
 
-def _curves(run: Run, kinds: list[str], events: list[tuple[int, str]]) -> list[Section]:
+def _curves(run: Run, events: list[tuple[int, str]]) -> list[Section]:
     def lines(key: str) -> dict[str, tuple[list[int], list[float]]]:
         return {mode.name: mode.column(key) for mode in run.modes}
 
     gap = loss_gap(run)
-    same = f"The lines lie on each other: largest difference {gap:.1e}." if len(run.modes) > 1 else ""
+    same = ""
+    if len(run.modes) > 1:
+        same = f"{'The lines lie on each other' if gap <= SAME_LOSS else 'The lines do NOT lie on each other'}: largest difference {gap:.1e}."
     loss = figures.over_steps(lines("loss"), "loss", events=events)
     balance = figures.over_steps(lines("balancedness"), "mean / max rows of a rank", events=events, zero=True)
     seconds = figures.over_steps(lines("seconds"), "seconds", events=events, zero=True)
     ratio = figures.over_steps(lines("x_bound"), "x bound", events=events, zero=True)
     return [
-        Section("Loss", ["measured"], same, figure=loss, wide=False),
-        Section("Balancedness", ["measured"], "1 means that every rank computes equally many rows.", figure=balance, wide=False),
-        Section("Iteration time", kinds, "", figure=seconds, wide=False),
-        Section("Exchange time over the bound", ["measured"], "", figure=ratio, wide=False),
+        Section("Loss", _origins(run, "loss"), same, figure=loss, wide=False),
+        Section("Balancedness", _origins(run, "balancedness"), "1 means that every rank computes equally many rows.", figure=balance, wide=False),
+        Section("Iteration time", _origins(run, "iteration_s"), "", figure=seconds, wide=False),
+        Section("Exchange time over the bound", _origins(run, "x_bound"), "", figure=ratio, wide=False),
     ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from moeyard.reproduce.fast import FAST
 from moeyard.reproduce.rails import RAILS
-from moeyard.reproduce.tables import Finding, Paper, to_markdown
+from moeyard.reproduce.tables import Column, Finding, Paper, to_markdown
 
 PAPERS = {"rails": RAILS, "fast": FAST}
 
-__all__ = ["FAST", "Finding", "PAPERS", "Paper", "RAILS", "to_markdown"]
+__all__ = ["Column", "FAST", "Finding", "PAPERS", "Paper", "RAILS", "to_markdown"]

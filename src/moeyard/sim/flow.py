@@ -23,6 +23,7 @@ from moeyard.kernels.flow.state import (
 )
 from moeyard.kernels.program.tables import merge_messages
 from moeyard.links import NIC_OUT, Links
+from moeyard.provenance import SIMULATED
 from moeyard.schedule import Schedule
 from moeyard.sim.lump import FEW, lumped
 from moeyard.sim.operations import Course, Operations, own
@@ -124,7 +125,7 @@ def simulate(
         cluster=cluster, traffic=schedule.traffic, scheduler=schedule.scheduler, messages=messages,
         start_M=frozen(course.start[:M]), first_M=frozen(course.first[:M]), end_M=frozen(course.end[:M]),
         cause_M=frozen(_message_causes(course.cause, M)), tolerance=course.tolerance, sharings=course.sharings,
-        kinds=course.kinds,
+        kinds=course.kinds, provenance=SIMULATED,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class Journal:
             old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             kept = [line for line in old if json.loads(line)["step"] < first]
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            self.steps = [entry for entry in map(json.loads, kept) if "event" not in entry]
             self._file = path.open("a", encoding="utf-8")
             self._board = _board(self.folder)
         signal.signal(signal.SIGINT, lambda *_: setattr(self, "_asked", True))
@@ -94,10 +95,13 @@ class Journal:
                 self._board.close()
 
     def summary(self) -> dict[str, Any]:
-        """Medians over the steps after the warm-up; the last loss; mean rows per rail."""
+        """Medians over the steps after the warm-up; the last loss; mean rows per rail and mean parts, which add up to the mean
+        iteration. Steps made under other conditions than the last, before a resume, do not count for the times."""
         import numpy as np
 
-        steps = self.steps[self.options.warmup :] or self.steps
+        origin = self.steps[-1]["provenance"]
+        steps = [s for s in self.steps if s["provenance"] == origin]
+        steps = steps[self.options.warmup :] or steps
 
         def middle(key: str) -> float:
             return float(statistics.median(s[key] for s in steps))
@@ -109,7 +113,8 @@ class Journal:
         }
         return {
             "iteration_s": middle("seconds"), **{name: middle(name) for name in names},
-            "loss": self.steps[-1]["loss"], "steps": len(self.steps), "what": MODES[self.mode][0], "rows_per_rail": rails,
+            "parts_s": {part: float(np.mean([s["parts_s"][part] for s in steps])) for part in steps[0]["parts_s"]},
+            "provenance": origin, "loss": self.steps[-1]["loss"], "steps": len(self.steps), "what": MODES[self.mode][0], "rows_per_rail": rails,
         }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import moeyard.runtime as yr
 from moeyard.cluster import Cluster
+from moeyard.runtime.observe.network import network_of
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.meter import Meter, StepLog
 from moeyard.train.model import emulated_spec, make_config, make_model, model_spec
@@ -68,7 +69,9 @@ class Trainer:
         self.skew = Skew(self.model, options.skew, dist.get_rank(), options.seed) if options.skew else None
         if self.accelerator is not None:
             self.accelerator.attach(self.model)
-        self.meter = Meter(self.yard, log, self.spec.row_bytes)
+        self.network = network_of(self.yard)
+        emulated = self.accelerator is not None
+        self.meter = Meter(self.yard, log, self.spec.row_bytes, self.network, emulated=emulated)
         self.first = 0
 
     def resume(self, folder: str) -> None:

@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.bounds import bound
+from moeyard.provenance import Network, Provenance, data_of
 from moeyard.runtime import Yard
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.agree.watcher import Flown, Mark
 from moeyard.schedule import MESSAGE
 from moeyard.timeline import Timeline
 from moeyard.train.clocks import clock_offsets
+from moeyard.train.parts import PARTS, divide, exchange_spans
 
 
 class StepLog:
@@ -54,11 +56,15 @@ class Meter:
     """Metrics of a yard that `log` watches. `begin()`, run the step, `end(...)`: the step's metrics, the same on every rank.
 
     exchange: from the last rank's arrival at an exchange to the last rank's end, added up. wait: what a rank waits for
-    the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank.
+    the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
+    every moment of each rank's iteration, divided. Each figure goes out with where it comes from.
     """
 
-    def __init__(self, yard: Yard, log: StepLog, row_bytes: int) -> None:
-        self.yard, self.log, self.row_bytes = yard, log, row_bytes
+    def __init__(
+        self, yard: Yard, log: StepLog, row_bytes: int, network: Network, *, emulated: bool = False
+    ) -> None:
+        self.yard, self.log, self.row_bytes, self.network = yard, log, row_bytes, network
+        self.provenance = origins(network, emulated, counted=yard.options.transport != "collective")
         self.offsets = clock_offsets(yard)
         self._began = 0.0
         self._bounds: dict[int, float] = {}
@@ -95,6 +101,7 @@ class Meter:
         arrived, ended = spans[:, :, 0].max(axis=0), spans[:, :, 1].max(axis=0)
         exchange = float((ended - arrived).sum())
         wait = float((arrived - spans[:, :, 0]).mean(axis=0).sum() + seconds[:, 3].mean())
+        parts = self._parts(seconds[:, :2], spans[self.yard.rank], arrived)
         least = sum(self._bound(one.plan) for one in self.log.flown)
         loads = [
             one.plan.traffic.rows.sum(axis=0) for one in self.log.flown
@@ -115,8 +122,22 @@ class Meter:
             "exchange_s": exchange,
             "wait_s": wait,
             "x_bound": exchange / least if least else 1.0,
+            "parts_s": {part: float(column.mean()) for part, column in parts.items()},
+            "parts_R": {part: column.tolist() for part, column in parts.items()},
+            "provenance": data_of(self.provenance),
             "stop": bool(heard[:, -3].any()),
         }
+
+    def _parts(self, steps: FloatArray, own: FloatArray, arrived: FloatArray) -> dict[str, FloatArray]:
+        """Part -> seconds by rank; each rank's add up to the iteration. steps: [rank, begin and end] of the step."""
+        begin, end = float(steps[:, 0].max()), float(steps[:, 1].max())
+        offset = float(self.offsets[self.yard.rank])
+        spans = [(kind, a - offset, b - offset) for kind, a, b in self.log.spans]
+        spans += exchange_spans(own, arrived)
+        spans.append(("wait", float(steps[self.yard.rank, 1]), end))
+        mine = divide(begin, end, spans)
+        heard = self.yard.control.gather(np.array([round(mine[part] * 1e9) for part in PARTS], np.int64))
+        return {part: heard[:, i] / 1e9 for i, part in enumerate(PARTS)}
 
     def _bound(self, plan: Plan) -> float:
         if plan.digest not in self._bounds:
@@ -166,7 +187,18 @@ class Meter:
         marks = self._gather_marks(one)
         if self.yard.rank:
             return None
-        return measured_timeline(self.yard.cluster, one, marks, self.offsets), one.plan.schedule
+        found = measured_timeline(self.yard.cluster, one, marks, self.offsets, self.network)
+        return found, one.plan.schedule
+
+    def late(self, accelerator: Any) -> dict[str, float] | None:
+        """Share of the emulated accelerators' waits that the real maths took longer than: of all ranks, and of the
+        worst and which that is. Every rank calls this."""
+        if accelerator is None:
+            return None
+        counts = self.yard.control.gather(np.array([accelerator.late, accelerator.waits], np.int64))
+        share = counts[:, 0] / np.maximum(1, counts[:, 1])
+        worst = int(np.argmax(share))
+        return {"mean": float(share.mean()), "worst": float(share[worst]), "worst_rank": worst}
 
     def step_spans(self, accelerator: Any) -> list[list[tuple[str, float, float]]]:
         """By rank: (kind, begin, end) of what the last step did, in seconds since it began; every rank calls this."""
@@ -191,6 +223,17 @@ class Meter:
         return heard
 
 
+def origins(network: Network, emulated: bool, *, counted: bool) -> dict[str, Provenance]:
+    """Where each figure of a mode comes from. `counted`: every message tells its rail; gloo's own all-to-all tells none."""
+    crossed, paced = Provenance.measured(network), Provenance.measured(network, emulated=emulated)
+    return {
+        **dict.fromkeys(("iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans"), paced),
+        **dict.fromkeys(("exchange_s", "x_bound", "events"), crossed),
+        **dict.fromkeys(("loss", "balancedness", "overload", "plan_s"), Provenance.measured()),
+        "rows_per_rail": crossed if counted else Provenance.modelled(network),
+    }
+
+
 def _add_gloo(cluster: Any, rows_RR: FloatArray, out: FloatArray, into: FloatArray) -> None:
     nic = np.array([cluster.nic(r)[1] for r in range(cluster.num_ranks)])
     node = cluster.node_R
@@ -200,7 +243,9 @@ def _add_gloo(cluster: Any, rows_RR: FloatArray, out: FloatArray, into: FloatArr
     np.add.at(into, (node[dst], rail), rows_RR[src, dst])
 
 
-def measured_timeline(cluster: Any, one: Flown, marks_R: list[list[Mark]], offsets: FloatArray) -> Timeline:
+def measured_timeline(
+    cluster: Any, one: Flown, marks_R: list[list[Mark]], offsets: FloatArray, network: Network
+) -> Timeline:
     """A message starts when both its ends have posted it, and ends when its receiver has it. Zero: the first to begin."""
     posted: dict[tuple[int, int, int], float] = {}
     found: dict[tuple[int, int, int], tuple[float, float, int]] = {}
@@ -222,4 +267,5 @@ def measured_timeline(cluster: Any, one: Flown, marks_R: list[list[Mark]], offse
     return Timeline(
         cluster=cluster, traffic=one.plan.traffic, scheduler=one.plan.schedule.scheduler, messages=messages,
         start_M=start, first_M=start, end_M=end, cause_M=np.full(len(keys), -1, np.int64),
+        provenance=Provenance.measured(network),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from moeyard.kernels.compile import kernel
 from moeyard.kernels.flow.dag import message_graph
 
 SAME = 1e-9  # shares this close are one level, times this close one instant
-ACTIVE, WAITING = range(2)  # places in Clock.count
+ACTIVE, WAITING = range(2)  # places in Clock.tally
 FULL = 0.5  # lanes: a port with less than this to serve has none
 
 
@@ -39,7 +39,7 @@ class Messages(NamedTuple):
 class Ports(NamedTuple):
     capacity_P: np.ndarray  # bytes per second
     free: int  # the first so many know no contention law
-    law: tuple
+    law: tuple[float, float, float]
 
 
 class Graph(NamedTuple):
@@ -64,7 +64,7 @@ class Clock(NamedTuple):
     heap_t: np.ndarray
     heap_i: np.ndarray
     stack: np.ndarray
-    count: np.ndarray
+    tally: np.ndarray
 
 
 @kernel
@@ -90,8 +90,8 @@ def _release(graph, messages, clock, op, t):
             graph.needs_I[j] -= 1
             if graph.needs_I[j] == 0:
                 if j < len(messages.stage_M):
-                    clock.count[WAITING] = push(
-                        clock.heap_t, clock.heap_i, clock.count[WAITING], t + messages.latency_M[j], j
+                    clock.tally[WAITING] = push(
+                        clock.heap_t, clock.heap_i, clock.tally[WAITING], t + messages.latency_M[j], j
                     )
                 else:
                     clock.stack[depth] = j
@@ -111,7 +111,7 @@ def _hold(messages, clock, m, sign):
 def _open_ports(messages, ports, clock):
     """Give every port what it has to share; how many are in use."""
     busy = 0
-    for a in range(clock.count[ACTIVE]):
+    for a in range(clock.tally[ACTIVE]):
         m = clock.now_A[a]
         clock.open_A[a] = m
         for h in range(4):
@@ -131,7 +131,7 @@ def _open_ports(messages, ports, clock):
 @kernel
 def _share(messages, ports, clock):
     """Raise all rates together; the tightest ports stop their messages, the others go on: max-min fair."""
-    busy, left = _open_ports(messages, ports, clock), clock.count[ACTIVE]
+    busy, left = _open_ports(messages, ports, clock), clock.tally[ACTIVE]
     while left:
         level, n = np.inf, 0
         for i in range(busy):
@@ -171,7 +171,7 @@ def _share(messages, ports, clock):
 def _move(clock, seconds):
     """Let all that move move; how long until the next is through."""
     least = np.inf
-    for a in range(clock.count[ACTIVE]):
+    for a in range(clock.tally[ACTIVE]):
         m = clock.now_A[a]
         clock.left_M[m] -= clock.rate_M[m] * seconds
         if clock.rate_M[m] > 0.0:
@@ -183,7 +183,7 @@ def _move(clock, seconds):
 def _end(graph, messages, clock, t):
     """Take off what is through at t; the shortest time that one of them has moved at its last rate."""
     n, shortest = 0, np.inf
-    for a in range(clock.count[ACTIVE]):
+    for a in range(clock.tally[ACTIVE]):
         m = clock.now_A[a]
         if clock.left_M[m] <= SAME * messages.size_M[m]:
             shortest = min(shortest, messages.size_M[m] / max(clock.rate_M[m], 1e-300))
@@ -192,7 +192,7 @@ def _end(graph, messages, clock, t):
         else:
             clock.now_A[n] = m
             n += 1
-    clock.count[ACTIVE] = n
+    clock.tally[ACTIVE] = n
     return shortest
 
 
@@ -200,16 +200,16 @@ def _end(graph, messages, clock, t):
 def _begin(graph, messages, ports, clock, t):
     """Let begin what has waited its latency by t; the shortest time that one of them could take."""
     shortest = np.inf
-    while clock.count[WAITING] and clock.heap_t[0] <= t * (1.0 + 1e-12):
+    while clock.tally[WAITING] and clock.heap_t[0] <= t * (1.0 + 1e-12):
         m = clock.heap_i[0]
-        clock.count[WAITING] = pop(clock.heap_t, clock.heap_i, clock.count[WAITING])
+        clock.tally[WAITING] = pop(clock.heap_t, clock.heap_i, clock.tally[WAITING])
         if messages.port_MH[m, 0] < 0 or messages.size_M[m] == 0.0:
             _release(graph, messages, clock, m, t)
             continue
         _hold(messages, clock, m, 1.0)
         clock.rate_M[m] = 0.0
-        clock.now_A[clock.count[ACTIVE]] = m
-        clock.count[ACTIVE] += 1
+        clock.now_A[clock.tally[ACTIVE]] = m
+        clock.tally[ACTIVE] += 1
         rate = np.inf
         for h in range(4):
             p = messages.port_MH[m, h]
@@ -227,13 +227,13 @@ def seconds_by_time(messages, ports, after_ptr, after, units, slack):
     clock = _new_clock(messages, ports, len(graph.needs_I))
     for m in range(len(messages.stage_M)):
         if graph.needs_I[m] == 0:
-            clock.count[WAITING] = push(
-                clock.heap_t, clock.heap_i, clock.count[WAITING], messages.latency_M[m], m
+            clock.tally[WAITING] = push(
+                clock.heap_t, clock.heap_i, clock.tally[WAITING], messages.latency_M[m], m
             )
     now, due, least = 0.0, np.inf, np.inf
-    while clock.count[ACTIVE] or clock.count[WAITING]:
+    while clock.tally[ACTIVE] or clock.tally[WAITING]:
         t = now + least
-        if clock.count[WAITING]:
+        if clock.tally[WAITING]:
             t = min(t, clock.heap_t[0])
         if due < np.inf and due <= t:
             _move(clock, due - now)

@@ -12,8 +12,11 @@ import numpy as np
 from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
-from moeyard.kernels.cost.lanes import _few_rows, _up_rows, _up_stages
-from moeyard.kernels.lanes.lanes import quotas
+from moeyard.kernels.cost.inside import inside_rows
+from moeyard.kernels.cost.wire import few_rows
+from moeyard.kernels.lanes.quotas import quotas
+
+SMALL = 128  # ranks up to which lanes of few rows are followed one by one
 
 
 @kernel
@@ -30,16 +33,16 @@ def lane_ports(rate_P, nics, wan_rate, datacenters, apart, law):
 
 
 @kernel
-def _count(order, pairs, first, owner, rows, local_rows, apart):
+def _count(order, pairs, inside, apart):
     """ptr[s]: room for the messages of stage s, at most."""
     nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
     ptr = np.zeros(len(order.after_ptr), np.int64)
     each = pairs.to_NNM.shape[2] if apart else 1
     for m in range(order.messages.shape[1]):
         ptr[order.messages[0, m] + 1] += each
-    for s in range(len(first)):
-        if first[s] >= 0:
-            ptr[s + 1] += (1 if owner[s] >= 0 else nodes) * (per if apart else 1)
+    for s in range(len(inside.first_S)):
+        if inside.first_S[s] >= 0:
+            ptr[s + 1] += (1 if inside.owner_S[s] >= 0 else nodes) * (per if apart else 1)
     if order.local_stage >= 0:
         ptr[order.local_stage + 1] += nodes * (per if apart else 1)
     pointers(ptr)
@@ -94,9 +97,9 @@ def _put_wire(messages, at, order, pairs, prices, apart):
 
 
 @kernel
-def _put_inside(messages, at, s, u, rows, e, per, prices, apart):
+def _put_inside(messages, at, s, u, rows, e, prices, apart):
     """What node u moves inside in stage s: rows[e] out of and into each of its ranks."""
-    worst, busiest = 0.0, 0
+    per, worst, busiest = rows.shape[1] // 2, 0.0, 0
     for r in range(2 * per):
         if rows[e, r] > worst:
             worst, busiest = rows[e, r], r
@@ -113,11 +116,10 @@ def _put_inside(messages, at, s, u, rows, e, per, prices, apart):
 
 
 @kernel
-def lane_messages(order, pairs, prices, up, local_rows, apart):
-    """The form as `Messages`. `up`: (first, owner, rows) of its scale-up stages, see `inside`."""
-    first, owner, rows = up
-    nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
-    ptr = _count(order, pairs, first, owner, rows, local_rows, apart)
+def lane_messages(order, pairs, prices, inside, local_rows, apart):
+    """The form as `Messages`. local_rows: what stays inside nodes, port by port."""
+    nodes = len(pairs.rows_NN)
+    ptr = _count(order, pairs, inside, apart)
     n, stages = ptr[-1], len(ptr) - 1
     at = ptr.copy()
     messages = Messages(
@@ -128,11 +130,12 @@ def lane_messages(order, pairs, prices, up, local_rows, apart):
     for s in range(stages):
         if s == order.local_stage:
             for u in range(nodes):
-                _put_inside(messages, at, s, u, local_rows, u, per, prices, apart)
-        elif first[s] >= 0:
-            for j in range(1 if owner[s] >= 0 else nodes):
-                u = owner[s] if owner[s] >= 0 else j
-                _put_inside(messages, at, s, u, rows, first[s] + j, per, prices, apart)
+                _put_inside(messages, at, s, u, local_rows, u, prices, apart)
+        elif inside.first_S[s] >= 0:
+            one = inside.owner_S[s] >= 0
+            for j in range(1 if one else nodes):
+                u = inside.owner_S[s] if one else j
+                _put_inside(messages, at, s, u, inside.rows, inside.first_S[s] + j, prices, apart)
     return _packed(messages, ptr, at)
 
 
@@ -160,31 +163,17 @@ def _packed(messages, ptr, at):
 @kernel
 def lanes_by_time(order, pairs, prices, rate_P, wan_rate, loads, local_rows, alike, slack):
     """Seconds until the last row of the lanes form has arrived."""
-    m_lo, m_hi, m_balance, m_spread = (
-        order.messages[1],
-        order.messages[2],
-        order.messages[3],
-        order.messages[4],
-    )
-    nodes, _, nics = pairs.to_NNM.shape
-    per, stages = pairs.by_origin.shape[2], len(order.after_ptr) - 1
-    apart = not alike or _few_rows(m_lo, m_hi, nics)
-    first, owner, entries = _up_stages(stages, nodes, order.pair_ptr, m_balance, m_spread)
-    rows = _up_rows(
-        pairs.rows_NN,
-        loads,
-        order.pair_ptr,
-        m_lo,
-        m_hi,
-        m_balance,
-        m_spread,
-        first,
-        owner,
-        entries,
-        False,
-        per,
-    )
-    messages = lane_messages(order, pairs, prices, (first, owner, rows), local_rows, apart)
+    nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)
+    apart = not alike or (nodes * per <= SMALL and few_rows(order.messages, nics))
+    inside = inside_rows(order, pairs, loads, False)
+    messages = lane_messages(order, pairs, prices, inside, local_rows, apart)
     ports = lane_ports(rate_P, nics, wan_rate, nodes // prices.nodes_per_dc, apart, prices.law)
     units = nodes * per if apart else nodes
     return seconds_by_time(messages, ports, order.after_ptr, order.after, units, slack)
+
+
+@kernel
+def lanes_apart(order, pairs, prices, loads, local_rows):
+    """`Messages` of a form that shares its ports with another: a lane each, its ports counted from the first nic."""
+    inside = inside_rows(order, pairs, loads, False)
+    return lane_messages(order, pairs, prices, inside, local_rows, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.common.heap import pop, push, sink
+from moeyard.kernels.common.law import factor
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.flow.state import (
     ACTIVE,
@@ -39,8 +40,7 @@ def capacity(fabric, link, flows):
     """Bytes per second of a link under the contention law while so many flows cross it."""
     if not fabric.contended_L[link]:
         return fabric.capacity_L[link]
-    over = max(0.0, flows - fabric.law[1])
-    return fabric.capacity_L[link] / min(fabric.law[2], 1.0 + fabric.law[0] * over)
+    return fabric.capacity_L[link] / factor(flows, fabric.law)
 
 
 @kernel(nogil=True)

@@ -41,4 +41,4 @@ class Prices(NamedTuple):
     lat_out: float
     lat_wan: float
     nodes_per_dc: int
-    law: tuple  # loss, knee, ceiling
+    law: tuple[float, float, float]  # loss, knee, ceiling

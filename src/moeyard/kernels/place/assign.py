@@ -205,7 +205,7 @@ def split(e, rows_ER, host_K, share_K, groups, desk):
     if left == 0:
         return n
     for size in (groups.node, groups.datacenter, ranks):
-        first = 0
+        first = np.int64(0)  # a literal 0 would compile `match` twice
         while first < len(host_K):
             low = host_K[first] // size * size
             last = first + 1

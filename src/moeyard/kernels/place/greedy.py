@@ -102,18 +102,19 @@ def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by
     turn_E = np.full(experts, experts + 1, np.int64)  # when each expert was selected
     kept = 0
     top, peak, least, crossed = extremes(computed, received, speed_R)
-    best = model_time(crossed, peak, 0, ranks - left_out, ranks, times)
+    best = model_time(crossed, peak, np.int64(0), ranks - left_out, ranks, times)
     for selected in range(1, experts + 1):
         if by_rank and peak - least < tolerance:
             break
-        e = -1
+        pick = np.int64(-1)  # a literal would compile `spread` twice
         for f in range(experts):
-            if turn_E[f] > experts and (not by_rank or home_E[f] == top) and (e < 0 or rows_E[f] > rows_E[e]):
-                e = f
-        if e < 0 or rows_E[e] == 0:
+            heavier = pick < 0 or rows_E[f] > rows_E[pick]
+            if turn_E[f] > experts and (not by_rank or home_E[f] == top) and heavier:
+                pick = np.int64(f)
+        if pick < 0 or rows_E[pick] == 0:
             break
-        turn_E[e] = selected
-        spread(e, rows_RE, home_E, left_out, free, hosts, computed, received)
+        turn_E[pick] = selected
+        spread(pick, rows_RE, home_E, left_out, free, hosts, computed, received)
         top, peak, least, crossed = extremes(computed, received, speed_R)
         time = model_time(crossed, peak, selected, ranks - left_out, ranks, times)
         if time < best:

@@ -209,7 +209,7 @@ def graph_of(hosts, ranks):
     for e in range(len(hosts.ptr_E) - 1):
         for x in range(hosts.ptr_E[e], hosts.ptr_E[e + 1]):
             expert[x] = e
-    ptr, edge = grouped(hosts.host_X, 0, len(hosts.host_X), ranks)
+    ptr, edge = grouped(hosts.host_X, np.int64(0), len(hosts.host_X), ranks)
     return Graph(hosts, expert, ptr, edge)
 
 

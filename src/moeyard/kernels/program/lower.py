@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.compile import kernel
-from moeyard.kernels.lanes.lanes import lane_part
+from moeyard.kernels.lanes.parts import lane_part
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 INPUT, RELAY, OUTPUT = 0, 1, 2
@@ -255,15 +255,8 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
 
 
 @kernel
-def lower_lanes(rank, room, stages, after_ptr, after, form):
+def lower_lanes(rank, room, pairs, order):
     """`lower_tables` of the lanes form, without a way through Python in between."""
-    (rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage, pair_ptr, messages) = form  # fmt: skip
-    sends = lane_part(
-        False, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-        pair_ptr, messages,
-    )  # fmt: skip
-    receives = lane_part(
-        True, stages, room, rank, rows_RR, rows_NN, by_origin, first_NN, to_NNM, weight_NNM, carrier, local_stage,
-        pair_ptr, messages,
-    )  # fmt: skip
-    return lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after)
+    sends, receives = lane_part(False, room, rank, pairs, order), lane_part(True, room, rank, pairs, order)
+    stages = len(order.after_ptr) - 1
+    return lower_tables(sends, receives, rank, pairs.rows_RR, stages, order.after_ptr, order.after)

@@ -93,13 +93,13 @@ def compose(exchange, moves, rows_R, rates):
             experts, dense = 3.0 * experts, dense + rates.non_moe_backward_R[r]
         busiest = max(busiest, experts + dense)
     gather = tier_seconds(moves.forms, rates.gather_bytes)
-    seconds, left, extra = one_pass(once, level, forward, before, gather, rates, False)
+    seconds, left, extra = one_pass(once, level, forward, before, gather, rates, np.bool_(False))
     out[DISPATCH], out[FORWARD], out[NON_MOE], out[STEADY] = once, forward, before + after, seconds
     out[GATHER], out[GATHER_LEFT] = total(gather), left
     move = 0.5 * rates.gather_bytes  # each way a port carries at least half of what it carries both ways
     if rates.backward:
         reduce = tier_seconds(moves.forms, rates.reduce_bytes)
-        seconds, left, more = one_pass(once, level, 2.0 * forward, after, reduce, rates, True)
+        seconds, left, more = one_pass(once, level, 2.0 * forward, after, reduce, rates, np.bool_(True))
         out[BACKWARD], out[REDUCE], out[REDUCE_LEFT] = 2.0 * forward, total(reduce), left
         out[STEADY] += seconds
         extra += more

@@ -52,7 +52,7 @@ def by_domain(home_E, sizes, shape, domains):
     domain = np.empty(len(home_E), np.int64)
     for e in range(len(home_E)):
         domain[e] = domain_of(home_E[e], sizes, shape)
-    return grouped(domain, 0, len(domain), domains)
+    return grouped(domain, np.int64(0), len(domain), domains)
 
 
 @kernel
@@ -103,7 +103,7 @@ def domain_loads(rows_RE, home_E, S0, S1, widths, shape):
     D, N, G = shape
     ranks = len(rows_RE)
     finest = ranks // (S0 * S1)
-    ptr, expert = by_domain(home_E, (S0, S1, 1), shape, finest)
+    ptr, expert = by_domain(home_E, (S0, S1, np.int64(1)), shape, finest)
     loads = np.zeros((len(widths), 5, ranks))
     wans = np.zeros((len(widths), 2, D))
     far = np.zeros((len(widths), ranks))  # rows to each member of each domain from other datacenters' domains

@@ -47,7 +47,7 @@ def gather_hops(expert_P, host_P, home_E, ports):
     per_node = len(ports.node_R) // len(ports.node_N)
     hops = np.empty((pairs, 4), np.int64)
     n = 0
-    i = 0
+    i = np.int64(0)
     while i < pairs:
         e = expert_P[i]
         home = home_E[e]

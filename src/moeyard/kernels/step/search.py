@@ -56,7 +56,7 @@ class Scored(NamedTuple):
     """A host table served one way: seconds of a layer, rows[src, host]."""
 
     hosts_ER: np.ndarray
-    kind: int
+    kind: np.int64
     slack: float
     seconds: float
     rows_RR: np.ndarray
@@ -126,11 +126,11 @@ def best_way(job, home_E, hosts_ER, ways, enough):
     plan = plan_of(job, home_E, hosts_ER)
     even_RR = served(job, plan, ways.kind_W[0], ways.slack_W[0])
     best = Scored(hosts_ER, ways.kind_W[0], ways.slack_W[0], seconds_of(job, plan, even_RR), even_RR)
-    near_RR = served(job, plan, NEAREST, 1.0)
+    near_RR = served(job, plan, np.int64(NEAREST), 1.0)
     near = seconds_of(job, plan, near_RR)
     bound = served_bound(job, plan, even_RR, near_RR)
     if bound >= min(enough, min(best.seconds, near)):
-        return Scored(hosts_ER, NEAREST, 1.0, near, near_RR) if near < best.seconds else best
+        return Scored(hosts_ER, np.int64(NEAREST), 1.0, near, near_RR) if near < best.seconds else best
     for w in range(1, len(ways.kind_W)):
         kind, slack = ways.kind_W[w], ways.slack_W[w]
         if kind == NEAREST:
@@ -228,9 +228,10 @@ def quota_family(job, home_E, best, levels):
     for r in range(len(job.speed_R)):
         speed += job.speed_R[r]
     most = len(home_E) * len(job.speed_R)
+    steps = np.int64(16)  # a literal would compile the callee once more, here and below
     for level in levels:
-        hosts, _ = quota_hosts(job.rows_E, home_E, job.speed_R, job.slots, most, rows / speed * level, 16)
-        trial = score(job, home_E, hosts, QUOTA, level)
+        hosts, _ = quota_hosts(job.rows_E, home_E, job.speed_R, job.slots, most, rows / speed * level, steps)
+        trial = score(job, home_E, hosts, np.int64(QUOTA), level)
         if trial.seconds < best.seconds:
             best = trial
     return best
@@ -291,7 +292,7 @@ def change(kind, e, job, home_E, load_R, hosts_ER):
         low = neediest_node(e, job, hosts_ER)
         return low >= 0 and add(e, low, low + job.groups.node, load_R, free, hosts_ER)
     if kind == ADD_ANY:
-        return add(e, 0, ranks, load_R, free, hosts_ER)
+        return add(e, np.int64(0), ranks, load_R, free, hosts_ER)
     size = job.groups.node if job.groups.datacenter == ranks else job.groups.datacenter
     return cover(e, size, job, load_R.copy(), free, hosts_ER) > 0
 

@@ -106,9 +106,9 @@ def start_checkpoint(
     state, about = _collect(model, optimizer, yard, step, extra, per_rank)
     state = {name: _copied(value) for name, value in state.items()}
     group = yard.background_group
-    with ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint") as thread:
-        future = thread.submit(_write, Path(folder), state, about, group, keep)
-        thread.shutdown(wait=False)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
+    future = thread.submit(_write, Path(folder), state, about, group, keep)
+    thread.shutdown(wait=False)  # not `with`: that would wait for the write
     return Saving(future)
 
 

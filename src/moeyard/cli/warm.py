@@ -1,0 +1,34 @@
+"""`moeyard warm`: compile now what would be compiled at a first call."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from moeyard.cli.show import print_json
+
+
+def run(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a line.")] = False) -> None:
+    """Compile every planning kernel now, so that no later command waits for it.
+
+    Planning and simulation run as machine code, made on this machine for this processor when it is first needed: by itself a
+    command makes only what it calls, and says so on stderr. Do it all at once before a timed run, in an image, or before many
+    ranks start. What is made is kept until a kernel, numba or the processor changes; `moeyard doctor` says where.
+    """
+    from moeyard.kernels import compile as objects
+    from moeyard.kernels.build import prepare
+
+    start = time.perf_counter()
+    compiled = prepare()
+    took = time.perf_counter() - start
+    where = objects.folder()
+    if json:
+        print_json({"compiled": compiled, "seconds": took, "folder": None if where is None else str(where)})
+    elif where is None:
+        print("nothing can be kept: no place to write to among " + ", ".join(map(str, objects.places())))
+    elif compiled:
+        print(f"{compiled} kernels compiled in {took:.1f} s, kept in {where}")
+    else:
+        print(f"nothing to do: every kernel is in {where}")

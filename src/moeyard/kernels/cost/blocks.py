@@ -1,0 +1,163 @@
+"""The cost of straight blocks, all at once: each step's slowest port. Called by `estimate_blocks`.
+
+Blocks are not spelled out: a port's messages are a row or a column of the traffic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeyard.kernels.common.law import factor
+from moeyard.kernels.compile import kernel
+from moeyard.kernels.cost.share import integrate
+
+
+@kernel
+def fair_time(sizes, law):
+    """Time of a port of capacity 1 for flows of these sizes, all started together."""
+    sizes = np.sort(sizes)
+    now, sent = 0.0, 0.0
+    for i in range(len(sizes)):
+        flows = len(sizes) - i
+        now += (sizes[i] - sent) * flows * factor(flows, law)
+        sent = sizes[i]
+    return now
+
+
+@kernel
+def port_work(rows_RR, via_R, group_R, port_R, ports, law):
+    """Rows of each port, out and in, of the blocks between groups, stretched by the contention law as if all started
+    together: work[direction, port]."""
+    ranks = len(rows_RR)
+    work, most = np.zeros((2, ports)), np.zeros((2, ports))
+    flows = 0
+    for i in range(ranks):
+        p = port_R[via_R[i]]
+        for j in range(ranks):
+            rows = rows_RR[i, j]
+            if rows > 0 and group_R[i] != group_R[j]:
+                q = port_R[via_R[j]]
+                work[0, p] += rows
+                work[1, q] += rows
+                most[0, p] = max(most[0, p], rows)
+                most[1, q] = max(most[1, q], rows)
+                flows += 1
+    if law[0] == 0.0 or flows == 0:
+        return work
+    if ranks <= 32:
+        for p in range(ports):
+            for d in range(2):
+                sizes = np.array(
+                    [
+                        rows_RR[i, j]
+                        for i in range(ranks)
+                        for j in range(ranks)
+                        if group_R[i] != group_R[j]
+                        and port_R[via_R[i if d == 0 else j]] == p
+                        and rows_RR[i, j] > 0
+                    ],
+                    np.float64,
+                )
+                work[d, p] = fair_time(sizes, law)
+        return work
+    top = 32
+    count, size = np.zeros((2, ports, top + 1)), np.zeros((2, ports, top + 1))
+    for i in range(ranks):
+        p = port_R[via_R[i]]
+        for j in range(ranks):
+            rows = rows_RR[i, j]
+            if rows > 0 and group_R[i] != group_R[j]:
+                q = port_R[via_R[j]]
+                b = int(np.sqrt(rows / most[0, p]) * top)
+                c = int(np.sqrt(rows / most[1, q]) * top)
+                count[0, p, b] += 1
+                size[0, p, b] += rows
+                count[1, q, c] += 1
+                size[1, q, c] += rows
+    for d in range(2):
+        for p in range(ports):
+            if work[d, p] > 0:
+                integrate(count[d, p], size[d, p], most[d, p], law)
+                work[d, p] = size[d, p, top]
+    return work
+
+
+@kernel
+def detour_rows(rows_RR, per, via_R):
+    """The most rows at a scale-up port: to the stand-ins, inside the node, from the stand-ins."""
+    ranks = len(rows_RR)
+    up = np.zeros((3, 2, ranks))
+    for i in range(ranks):
+        first = i - i % per
+        for j in range(first, first + per):
+            if i != j:
+                up[1, 0, i] += rows_RR[i, j]
+                up[1, 1, j] += rows_RR[i, j]
+        if via_R[i] != i:
+            for j in range(ranks):
+                if j < first or j >= first + per:
+                    up[0, 0, i] += rows_RR[i, j]
+                    up[0, 1, via_R[i]] += rows_RR[i, j]
+                    up[2, 0, via_R[i]] += rows_RR[j, i]
+                    up[2, 1, i] += rows_RR[j, i]
+    return up[0].max(), up[1].max(), up[2].max()
+
+
+@kernel
+def _busiest_work(rows_RR, node_R, work, law):
+    """Work of the busiest port under the law, exactly, where every rank has a port of its own."""
+    most, way, rank = 0.0, 0, 0
+    for w in range(2):
+        for r in range(len(rows_RR)):
+            if work[w, r] > most:
+                most, way, rank = work[w, r], w, r
+    sizes = np.empty(len(rows_RR), np.int64)
+    n = 0
+    for o in range(len(rows_RR)):
+        rows = rows_RR[rank, o] if way == 0 else rows_RR[o, rank]
+        if rows > 0 and node_R[o] != node_R[rank]:
+            sizes[n] = rows
+            n += 1
+    ordered = np.sort(sizes[:n])
+    now, sent = 0.0, 0
+    for i in range(n):
+        flows = n - i
+        now += (ordered[i] - sent) * flows * factor(flows, law)
+        sent = ordered[i]
+    return now
+
+
+@kernel
+def direct_seconds(
+    rows_RR, row_bytes, per, via_R, node_R, port_R, rate_P, datacenters, up, out, wan, law, limit
+):  # fmt: skip
+    """Straight blocks: each step's slowest port. `up`, `out` and `wan` are (bandwidth, latency). Infinite if it cannot stay
+    below `limit` under the ideal law, or its busiest port not under the real one."""
+    steps = np.zeros(3)
+    for s, rows in enumerate(detour_rows(rows_RR, per, via_R)):
+        if rows > 0:
+            steps[s] = rows * row_bytes / up[0] + up[1]
+    crossing = 0.0
+    for attempt in range(1 if law[0] == 0.0 else 2):
+        work = port_work(
+            rows_RR, via_R, node_R, port_R, len(rate_P), law if attempt == 1 else (0.0, law[1], law[2])
+        )
+        for p in range(len(rate_P)):
+            most = max(work[0, p], work[1, p])
+            if most > 0:
+                crossing = max(crossing, most * row_bytes / rate_P[p] + out[1])
+        if steps[0] + crossing + steps[2] >= limit:
+            return np.inf
+        own = len(rate_P) == len(rows_RR)
+        for r in range(len(rows_RR) if attempt == 0 else 0):
+            own &= via_R[r] == r and rate_P[r] == rate_P[0]
+        if own and attempt == 0 and limit < np.inf:
+            most = _busiest_work(rows_RR, node_R, work, law) * row_bytes / rate_P[0] + out[1]
+            if steps[0] + most + steps[2] >= limit:
+                return np.inf
+    if datacenters > 1:
+        dc_R = node_R // (len(rows_RR) // per // datacenters)
+        far = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law).max()
+        if far > 0:
+            crossing = max(crossing, far * row_bytes / wan[0] + wan[1])
+    return steps[0] + max(steps[1], crossing) + steps[2]

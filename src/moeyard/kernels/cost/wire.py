@@ -1,0 +1,125 @@
+"""Messages between nodes, or of a listed schedule, as a table sorted by stage: what `walk` crosses.
+
+The lanes of a pair are alike, so that one entry stands for all of them; `apart`, each lane is an entry of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from moeyard.kernels.common.csr import pointers
+from moeyard.kernels.compile import kernel
+from moeyard.kernels.cost.share import share_all
+from moeyard.kernels.lanes.quotas import UNIT, quotas
+
+LANE, SRC, DST, LEAVES, ENTERS = range(5)  # rows of Wire.at
+FEW_ROWS = 4  # a lane of a message
+
+
+class Wire(NamedTuple):
+    ptr_S: np.ndarray
+    at: np.ndarray  # [5, entry]: its lane (-1: all of them), its ends, the ports it leaves and enters by
+    solo_E: np.ndarray  # seconds alone, without latency
+    latency_E: np.ndarray
+    seconds_E: np.ndarray  # with latency, if all of its stage start together
+    ports: int
+    contended_S: np.ndarray  # whether the law holds for the stage
+    carrier_M: np.ndarray  # of lanes: the local rank of each nic, and the nic that lane l of k -> f enters by
+    to_NNM: np.ndarray
+
+
+@kernel
+def few_rows(messages, nics):
+    """Whether many messages have few rows a lane: lanes then differ, and some ranks have no part in a stage."""
+    small, count = 0, messages.shape[1]
+    for m in range(count):
+        small += messages[2, m] - messages[1, m] < FEW_ROWS * nics
+    return 4 * small > count
+
+
+@kernel
+def stage_seconds(wire, law):
+    """Fill wire.seconds_E."""
+    free = (0.0, law[1], law[2])
+    used = np.full(wire.ports, -1, np.int64)
+    for s in range(len(wire.ptr_S) - 1):
+        lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
+        alone = True
+        for e in range(lo, hi):
+            p, q = wire.at[LEAVES, e], wire.at[ENTERS, e]
+            alone &= used[p] != s and used[q] != s
+            used[p], used[q] = s, s
+            wire.seconds_E[e] = wire.solo_E[e]
+        if not alone:
+            cost = law if wire.contended_S[s] else free
+            share_all(lo, hi, wire.at[LEAVES], wire.ports, wire.seconds_E, wire.solo_E, cost)
+            share_all(lo, hi, wire.at[ENTERS], wire.ports, wire.seconds_E, wire.solo_E, cost)
+        for e in range(lo, hi):
+            wire.seconds_E[e] += wire.latency_E[e]
+
+
+@kernel
+def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
+    """Add the messages of pair p, each lane of one by itself if they are `apart`."""
+    nodes = len(pairs.rows_NN)
+    k, f, each = p // nodes, p % nodes, len(quota) if apart else 1
+    total = pairs.rows_NN[k, f]
+    for m in range(order.pair_ptr[p], order.pair_ptr[p + 1]):
+        s, lo, hi = order.messages[0, m], order.messages[1, m], order.messages[2, m]
+        for l in range(each):
+            rows, enters, lane, slower = hi - lo, 0, -1, slow
+            if apart:
+                rows, enters, lane = (
+                    hi * quota[l] // total - lo * quota[l] // total, pairs.to_NNM[k, f, l], l,
+                )  # fmt: skip
+                if rows == 0 or enters < 0:
+                    continue
+                slower = UNIT / pairs.weight_NNM[k, f, l]
+            e = at[s]
+            at[s] += 1
+            wire.at[LANE, e], wire.at[SRC, e], wire.at[DST, e] = lane, k, f
+            wire.at[LEAVES, e], wire.at[ENTERS, e] = k * each + l, (nodes + f) * each + enters
+            wire.solo_E[e], wire.latency_E[e] = rows * slower * prices.row_out, prices.lat_out
+
+
+@kernel
+def _close_up(wire, at):
+    """Take out the gaps that lanes without rows left."""
+    end = 0
+    for s in range(len(wire.ptr_S) - 1):
+        begin, wire.ptr_S[s] = wire.ptr_S[s], end
+        for e in range(begin, at[s]):
+            for c in range(5):
+                wire.at[c, end] = wire.at[c, e]
+            wire.solo_E[end], wire.latency_E[end] = wire.solo_E[e], wire.latency_E[e]
+            end += 1
+    wire.ptr_S[-1] = end
+
+
+@kernel
+def lane_wire(order, pairs, slow_NN, prices, apart):
+    """The wire messages of the lanes form."""
+    nodes, stages, nics = len(pairs.rows_NN), len(order.after_ptr) - 1, len(pairs.carrier_M)
+    each = nics if apart else 1
+    quota = np.zeros(nics, np.int64)
+    ptr = np.zeros(stages + 1, np.int64)
+    for m in range(order.messages.shape[1]):
+        ptr[order.messages[0, m] + 1] += each
+    pointers(ptr)
+    n, at = ptr[stages], ptr.copy()
+    wire = Wire(
+        ptr, np.empty((5, n), np.int64), np.empty(n), np.empty(n), np.empty(n), 2 * nodes * each,
+        np.ones(stages, np.bool_), pairs.carrier_M, pairs.to_NNM,
+    )  # fmt: skip
+    for k in range(nodes):
+        for f in range(nodes):
+            if pairs.rows_NN[k, f] > 0:
+                if apart:
+                    quotas(pairs.rows_NN[k, f], pairs.weight_NNM[k, f], pairs.first_NN[k, f], quota)
+                _put_pair(wire, at, order, pairs, slow_NN[k, f], prices, k * nodes + f, quota, apart)
+    if apart:
+        _close_up(wire, at)
+    stage_seconds(wire, prices.law)
+    return wire

@@ -1,0 +1,248 @@
+"""The experts of a layer, forward and backward: six grouped matmuls and one pass over memory around each.
+
+    spread -> gate/up -> activation -> down -> gather and sum
+
+Saved are the tokens, their routing and the gate/up product. The backward pass starts at the unweighted gradient dO of a row
+and goes down as dA = dO @ down; then <dA, A> is the gradient of the row's weight s, s * dA goes on to gate and up, and dO and
+s * A give the gradient of `down`. So neither the experts' output nor the activation is ever saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from moeyard.errors import InvalidModel
+from moeyard.runtime.block.matmul import outer, times
+from moeyard.runtime.block.routing import Activation, Parts, Routing, Scale
+
+Again = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+_BIAS_ROWS = (
+    8  # a bias' gradient is a matmul with this many equal rows: 16 bytes in bf16, as grouped_mm wants
+)
+
+
+class Form(NamedTuple):
+    """How a call computes, beside its tensors."""
+
+    parts: Parts
+    activation: Activation | None  # of the gate/up product; None is SwiGLU
+    transposed: bool  # stacks are [E, in, out]
+    counts: tuple[int, ...] | None  # rows per expert, where the host knows them
+    again: (
+        Again | None
+    )  # the stacks lie in a workspace that is read again in the backward pass, instead of saved
+
+
+class Stacks(NamedTuple):
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+
+def forward_rows(
+    rows: torch.Tensor, ends: torch.Tensor, stacks: Stacks, form: Form
+) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+    """(gate/up product, the rest of the way): the caller drops its rows in between."""
+    product = times(rows, _forth(stacks.gate_up, form), ends, form.counts)
+    if stacks.gate_up_bias is not None:
+        form.parts.add_bias(product, stacks.gate_up_bias, ends)
+
+    def rest() -> torch.Tensor:
+        inner = form.parts.activate(product, form.activation)
+        out = times(inner, _forth(stacks.down, form), ends, form.counts)
+        if stacks.down_bias is not None:
+            form.parts.add_bias(out, stacks.down_bias, ends)
+        return out
+
+    return product, rest
+
+
+class Halfway(NamedTuple):
+    """The backward pass above the gate/up product."""
+
+    product: torch.Tensor  # gradient
+    scale: torch.Tensor | None  # gradient of the weights [T, K]
+    down: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+
+def backward_down(
+    d_out: torch.Tensor,
+    product: torch.Tensor,
+    ends: torch.Tensor,
+    stacks: Stacks,
+    scale: Scale | None,
+    form: Form,
+    needs: tuple[bool, bool],
+) -> Halfway:
+    """needs: (down, down's bias). The product is overwritten if nobody may ask for it again."""
+    d_inner = times(d_out, _back(stacks.down, form), ends, form.counts)
+    over = not _graph_is_kept()
+    back = form.parts.activate_back(product, d_inner, form.activation, scale, ends, over=over)
+    if over:
+        torch.autograd.graph.increment_version(product)
+    d_scale = back.scale
+    if d_scale is not None and scale is not None and stacks.down_bias is not None:
+        d_scale.view(-1)[scale.pair.long()] += form.parts.bias_dot(d_out, stacks.down_bias, ends)
+    d_down = d_bias = None
+    if needs[0]:
+        pair = (back.inner, d_out) if form.transposed else (d_out, back.inner)
+        d_down = outer(*pair, ends, form.counts)
+    if needs[1]:
+        factor = d_out.new_ones(len(d_out))
+        if scale is not None:
+            factor = scale.weights.reshape(-1)[scale.pair.long()].to(d_out.dtype)
+        d_bias = _bias_gradient(factor, d_out, ends, form)
+    return Halfway(back.product, d_scale, d_down, d_bias)
+
+
+def backward_gate_up(
+    d_product: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor, form: Form
+) -> torch.Tensor:
+    pair = (rows, d_product) if form.transposed else (d_product, rows)
+    return outer(*pair, ends, form.counts)
+
+
+def _bias_gradient(factor: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor, form: Form) -> torch.Tensor:
+    """Sum of factor * row over each expert's rows."""
+    left = factor.unsqueeze(-1).expand(-1, _BIAS_ROWS).contiguous()
+    return outer(left, rows, ends, form.counts)[:, 0].contiguous()
+
+
+def _forth(stack: torch.Tensor, form: Form) -> torch.Tensor:
+    return stack if form.transposed else stack.transpose(1, 2)
+
+
+def _back(stack: torch.Tensor, form: Form) -> torch.Tensor:
+    return stack.transpose(1, 2) if form.transposed else stack
+
+
+def _graph_is_kept() -> bool:
+    """Whether this backward pass may be run again. Where torch does not say, it may."""
+    kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return kept is None or bool(kept())
+
+
+def _refuse_second() -> None:
+    """Inside a backward pass gradients are enabled only to differentiate it again; ours would be a constant there."""
+    if torch.is_grad_enabled():
+        raise InvalidModel(
+            "the expert block has no second derivative (backward with create_graph=True); leave create_graph out, or compute "
+            "the experts with torch's own operations"
+        )
+
+
+def _plain_precision(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """Dtypes are the caller's: autocast must not change them inside, where the backward pass could not know."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+class RoutedExperts(torch.autograd.Function):
+    """x[T, D] through the chosen experts, summed with weights[T, K]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weights: torch.Tensor | None,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        index: torch.Tensor,
+        form: Form,
+    ) -> torch.Tensor:
+        with _plain_precision(x):
+            parts, stacks = form.parts, Stacks(gate_up, down, gate_up_bias, down_bias)
+            routing = parts.route(index, gate_up.shape[0])
+            product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
+            y = parts.gather_sum(rest(), routing, weights)
+        saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]
+        ctx.save_for_backward(x, weights, product, *routing, *saved)
+        ctx.form = form
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: torch.Tensor) -> Any:
+        _refuse_second()
+        form: Form = ctx.form
+        x, weights, product, row, pair, ends, *saved = ctx.saved_tensors
+        stacks, routing = _stacks(saved, form), Routing(row, pair, ends)
+        needs = ctx.needs_input_grad
+        d_x = d_gate_up = d_gate_up_bias = None
+        with _plain_precision(x):
+            parts = form.parts
+            d_out = parts.spread(d_y, routing)
+            scale = None if weights is None else Scale(weights, pair)
+            half = backward_down(d_out, product, ends, stacks, scale, form, (needs[3], needs[5]))
+            del d_out, product
+            if needs[0]:
+                d_rows = times(half.product, _back(stacks.gate_up, form), ends, form.counts)
+                d_x = parts.gather_sum(d_rows, routing, None)
+                del d_rows
+            if needs[2]:
+                d_gate_up = backward_gate_up(half.product, parts.spread(x, routing), ends, form)
+            if needs[4]:
+                ones = half.product.new_ones(len(half.product))
+                d_gate_up_bias = _bias_gradient(ones, half.product, ends, form)
+        d_weights = half.scale if half.scale is None or not needs[1] else half.scale.to(weights.dtype)
+        return d_x, d_weights, d_gate_up, half.down, d_gate_up_bias, half.down_bias, None, None
+
+
+class GroupedExperts(torch.autograd.Function):
+    """rows[S, D], grouped by expert, through their experts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        ends: torch.Tensor,
+        form: Form,
+    ) -> torch.Tensor:
+        with _plain_precision(rows):
+            stacks = Stacks(gate_up, down, gate_up_bias, down_bias)
+            product, rest = forward_rows(rows, ends, stacks, form)
+            out = rest()
+            form.parts.clear_tail(out, ends)
+        saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]
+        ctx.save_for_backward(rows, product, ends, *saved)
+        ctx.form = form
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        _refuse_second()
+        form: Form = ctx.form
+        rows, product, ends, *saved = ctx.saved_tensors
+        stacks, needs = _stacks(saved, form), ctx.needs_input_grad
+        d_rows = d_gate_up = d_gate_up_bias = None
+        with _plain_precision(rows):
+            half = backward_down(d_out.contiguous(), product, ends, stacks, None, form, (needs[2], needs[4]))
+            del product
+            if needs[1]:
+                d_gate_up = backward_gate_up(half.product, rows, ends, form)
+            if needs[3]:
+                ones = half.product.new_ones(len(half.product))
+                d_gate_up_bias = _bias_gradient(ones, half.product, ends, form)
+            if needs[0]:
+                d_rows = times(half.product, _back(stacks.gate_up, form), ends, form.counts)
+                form.parts.clear_tail(d_rows, ends)
+        return d_rows, d_gate_up, half.down, d_gate_up_bias, half.down_bias, None, None
+
+
+def _stacks(saved: list[Any], form: Form) -> Stacks:
+    stacks = Stacks(*saved)
+    if form.again is None:
+        return stacks
+    gate_up, down = form.again()
+    return stacks._replace(gate_up=gate_up, down=down)

@@ -1,0 +1,81 @@
+"""Where each row lies when rows are grouped by expert, and what a set of kernels must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Routing(NamedTuple):
+    """The rows of T tokens with K choices each, grouped by expert; a pair (token, choice) is number token * K + choice.
+
+    A choice outside 0..E-1 is no choice: its row comes after all experts' rows, no expert computes it, it adds nothing.
+    """
+
+    row: torch.Tensor  # int32 [T, K]: the row of each pair
+    pair: torch.Tensor  # int32 [T * K]: the pair of each row
+    ends: torch.Tensor  # int32 [E]: where each expert's rows end
+
+
+class Scale(NamedTuple):
+    """A factor per row, kept in the order of pairs: row i is multiplied by weights[pair[i]]."""
+
+    weights: torch.Tensor  # [T, K]
+    pair: torch.Tensor  # int32 [T * K]
+
+
+class Back(NamedTuple):
+    """What the activation's backward pass finds out in one go."""
+
+    product: torch.Tensor  # gradient of the gate/up product
+    inner: torch.Tensor  # the activation again, times the scale
+    scale: torch.Tensor | None  # gradient of the scale's weights
+
+
+class Parts(Protocol):
+    """What lies around the grouped matmuls. Plain torch has all of it; Triton does it in one kernel each."""
+
+    def route(self, index_TK: torch.Tensor, num_experts: int) -> Routing: ...
+
+    def spread(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """A copy of its token for every row."""
+        ...
+
+    def gather_sum(
+        self, rows: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Each token's rows summed with its weights, or plainly. Wider than 16 bits inside, never as [T, K, D]."""
+        ...
+
+    def activate(self, product: torch.Tensor, activation: Activation | None) -> torch.Tensor:
+        """The inner rows from the gate/up product; None is SwiGLU."""
+        ...
+
+    def activate_back(
+        self,
+        product: torch.Tensor,
+        d_inner: torch.Tensor,
+        activation: Activation | None,
+        scale: Scale | None,
+        ends: torch.Tensor,
+        *,
+        over: bool,
+    ) -> Back:
+        """From the gradient of the unscaled inner rows, which is overwritten; `over`: the product may be, too."""
+        ...
+
+    def add_bias(self, rows: torch.Tensor, bias: torch.Tensor, ends: torch.Tensor) -> None:
+        """rows += its expert's bias, in place."""
+        ...
+
+    def bias_dot(self, rows: torch.Tensor, bias: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """float [rows]: each row times its expert's bias."""
+        ...
+
+    def clear_tail(self, rows: torch.Tensor, ends: torch.Tensor) -> None:
+        """Zero what no expert wrote: rows from ends[-1] on."""
+        ...

@@ -1,0 +1,98 @@
+"""A run's folder remembers what was asked for and which modes are done: a resumed run is the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.train.options import Options
+
+ASKED = "options.json"
+DONE = "done.json"  # of a mode that has made all its steps
+CHECKPOINTS = "checkpoints"
+FREE = ("out", "resume", "timeout", "checkpoint_every")  # may differ: they change no figure
+
+
+def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> None:
+    """Before the ranks start: a resumed run must be asked for the same; a new one sets old checkpoints aside.
+
+    where: the lab and its network, or torchrun. writes: on one process only.
+    """
+    folder, asked = Path(options.out), _asked(options, where)
+    if options.resume and (folder / ASKED).exists():
+        _check_same(folder / ASKED, asked)
+        return
+    if options.resume and any((folder / mode).exists() for mode in options.modes):
+        raise InvalidFile(
+            f"{folder / ASKED}: no such file, so nobody knows what this run was asked for; start anew in another --out"
+        )
+    if not writes:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for mode in options.modes:
+        (folder / mode / DONE).unlink(missing_ok=True)
+        _set_aside(folder / mode / CHECKPOINTS)
+    (folder / ASKED).write_text(json.dumps(asked, indent=1), encoding="utf-8")
+
+
+def _asked(options: Options, where: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in asdict(options).items() if name not in FREE}
+    found: dict[str, Any] = json.loads(json.dumps(where | given))  # as it comes back from the file
+    return found
+
+
+def _check_same(path: Path, asked: dict[str, Any]) -> None:
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        keys = [*asked, *(key for key in before if key not in asked)]
+        other = [key for key in keys if before.get(key) != asked.get(key)]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidFile(f"{path}: not the options of a run: {error}") from error
+    if other:
+        told = "; ".join(
+            f"{_flag(key)} was {_show(before.get(key))}, now {_show(asked.get(key))}" for key in other
+        )
+        raise MoeyardError(f"--resume with other options: {told}; give the same, or another --out")
+
+
+def _flag(name: str) -> str:
+    return {"modes": "--mode", "config": "--set"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _show(value: Any) -> str:
+    return (
+        ",".join(map(str, value)) if isinstance(value, list) else "not given" if value is None else str(value)
+    )
+
+
+def _set_aside(checkpoints: Path) -> None:
+    """What an earlier run saved stays, under another name: the new run must not go on from it."""
+    if checkpoints.exists():
+        number = 1
+        while (aside := checkpoints.with_name(f"{checkpoints.name}.{number}")).exists():
+            number += 1
+        checkpoints.rename(aside)
+
+
+def save_done(options: Options, mode: str, data: dict[str, Any]) -> None:
+    """The mode has made all its steps: its summary and facts, for a resumed run's table."""
+    path = Path(options.out) / mode / DONE
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data), encoding="utf-8")
+    part.replace(path)
+
+
+def load_done(options: Options) -> dict[str, Any]:
+    """Mode -> what `save_done` kept, of the modes that need no more steps; empty unless the run is resumed."""
+    found: dict[str, Any] = {}
+    for mode in options.modes if options.resume else ():
+        path = Path(options.out) / mode / DONE
+        if path.exists():
+            try:
+                found[mode] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InvalidFile(f"{path}: not JSON: {error}; remove it to train {mode} again") from error
+    return found

@@ -1,0 +1,201 @@
+"""The estimate and its kernels against slow, obvious references, and against the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import clusters, jobs
+
+import moeyard as my
+from moeyard import Cluster, Contention, Port, Traffic
+from moeyard.estimate import estimate, estimate_listed
+from moeyard.forms.lanes import Pairs
+from moeyard.forms.listed import Listed
+from moeyard.kernels.common.csr import grouped
+from moeyard.kernels.common.law import factor
+from moeyard.kernels.cost.share import BINS, FEW, Shared, integrate, share, share_all_from
+from moeyard.kernels.lanes.match import match, new_runs
+from moeyard.schedule import Schedule
+
+LAW = (0.05, 1.0, 2.0)
+every_scheduler = pytest.mark.parametrize("name", sorted(my.SCHEDULERS))
+
+
+def slow_port(messages, law):
+    """When one port is through with messages (arrival, seconds alone), shared fairly, in very small steps of nothing but events."""
+    now, left, end = 0.0, {i: solo for i, (_, solo) in enumerate(messages)}, {}
+    while left:
+        here = [i for i in left if messages[i][0] <= now + 1e-15]
+        coming = min((messages[i][0] for i in left if i not in here), default=np.inf)
+        if not here:
+            now = coming
+            continue
+        each = len(here) * Contention(*law).factor(len(here))
+        first = min(left[i] for i in here)
+        step = min(first * each, coming - now)
+        for i in here:
+            left[i] -= step / each
+            if left[i] <= 1e-12:
+                end[i] = now + step
+                del left[i]
+        now += step
+    return [end[i] for i in range(len(messages))]
+
+
+@given(st.floats(0, 100), st.sampled_from([LAW, (0.0, 1.0, np.inf), (0.3, 2.5, 1.4)]))
+def test_the_law_is_the_clusters(flows, law):
+    assert factor(flows, law) == Contention(*law).factor(flows)
+
+
+@given(st.lists(st.integers(-1, 4)))
+def test_groups_keep_the_order(keys):
+    group = np.array([9, *keys, 9], np.int64)
+    ptr, ids = grouped(group, 1, len(group) - 1, 5)
+    for g in range(5):
+        assert ids[ptr[g] : ptr[g + 1]].tolist() == [i + 1 for i, key in enumerate(keys) if key == g]
+
+
+sizes = st.lists(st.tuples(st.floats(0, 2), st.floats(1e-3, 1)), min_size=1, max_size=20)
+
+
+@given(sizes, st.sampled_from([LAW, (0.0, 1.0, np.inf)]))
+def test_messages_that_come_at_different_times_share_a_port_fairly(messages, law):
+    n = len(messages)
+    start, solo = (np.array(column) for column in zip(*messages, strict=True))
+    shared = Shared(start, np.full(n, 0.25), solo, np.zeros(n))
+    share_all_from(0, n, np.zeros(n, np.int64), 1, shared, law)
+    slow = slow_port([(a + 0.25, b) for a, b in messages], law)
+    assert shared.through_E == pytest.approx(slow, rel=1e-9)
+
+
+@given(sizes, st.sampled_from([LAW, (0.0, 1.0, np.inf)]))
+def test_messages_that_start_together_share_a_port_fairly(messages, law):
+    solo = np.array([size for _, size in messages])
+    found = np.zeros(len(solo))
+    share(found, np.arange(len(solo)), 0, len(solo), solo, law, np.zeros((2, BINS)))
+    slow = np.array(slow_port([(0.0, size) for size in solo], law))
+    if len(solo) <= FEW:
+        assert found == pytest.approx(slow, rel=1e-9)
+    else:  # in bins
+        assert found.max() == pytest.approx(slow.max(), rel=0.05)
+
+
+def test_bins_keep_the_work():
+    rng = np.random.default_rng(0)
+    solo = rng.random(1000) ** 3
+    count, size = np.zeros(BINS), np.zeros(BINS)
+    for one in solo:
+        b = int(np.sqrt(one / solo.max()) * (BINS - 1))
+        count[b] += 1
+        size[b] += one
+    integrate(count, size, solo.max(), (0.0, 1.0, np.inf))
+    assert size[-1] == pytest.approx(solo.sum())
+
+
+def slow_match(by_origin, quota, carrier):
+    """{lane: [(origin, place in its sequence), ...]}: own rows first, then others', origin by origin, lane by lane."""
+    lanes = {l: [] for l in range(len(quota))}
+    rows = {i: list(range(n)) for i, n in enumerate(by_origin)}
+    for l, a in enumerate(carrier):
+        while rows[a] and len(lanes[l]) < quota[l]:
+            lanes[l].append((a, rows[a].pop(0)))
+    for i in rows:
+        for l in lanes:
+            while rows[i] and len(lanes[l]) < quota[l]:
+                lanes[l].append((i, rows[i].pop(0)))
+    return lanes
+
+
+@given(jobs(max_nodes=3))
+def test_runs_are_the_rows_of_every_lane(job):
+    pairs = Pairs.of(*job)
+    runs = new_runs(pairs.kernel)
+    nodes = job[0].nodes
+    for k, f in ((k, f) for k in range(nodes) for f in range(nodes) if pairs.rows_NN[k, f]):
+        n = match(pairs.kernel, k, f, runs)
+        lanes = {l: {} for l in range(len(runs.quota))}
+        for lane, origin, pos, seq, rows in runs.table[:n].tolist():
+            assert rows > 0
+            for x in range(rows):
+                assert pos + x not in lanes[lane]
+                lanes[lane][pos + x] = (origin, seq + x)
+        slow = slow_match(pairs.by_origin[k, f].tolist(), runs.quota.tolist(), job[0].carrier_M.tolist())
+        assert {l: [at[x] for x in sorted(at)] for l, at in lanes.items()} == slow
+        assert runs.quota.sum() == pairs.rows_NN[k, f]
+        for l in lanes:
+            assert (np.diff(runs.table[runs.ptr[l] : runs.ptr[l + 1], 1]) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["ecmp", "fast", "shunt", "rails"])
+@given(job=jobs(max_nodes=4, max_per_node=3))
+def test_across_datacenters_message_by_message_is_the_simulation(name, job):
+    cluster, traffic = job
+    if cluster.nodes % 2 or cluster.nodes == 0:
+        return
+    cluster = cluster.but(datacenters=2, wan=Port(1.5e9, 1e-5))
+    plan = my.schedule(cluster, traffic, name)
+    assert estimate_listed(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["spread", "fast", "shunt"])
+@given(job=jobs(max_per_node=1))
+def test_one_to_one_messages_are_timed_exactly(name, job):
+    plan = my.schedule(*job, name)
+    assert estimate(job[0], plan) == pytest.approx(my.simulate(job[0], plan).makespan, rel=1e-9)
+
+
+@every_scheduler
+@given(job=jobs(max_nodes=4))
+def test_no_simulation_beats_the_bound(name, job):
+    plan = my.schedule(*job, name)
+    assert my.simulate(job[0], plan).makespan >= my.bound(*job) * (1 - 1e-9)
+
+
+@every_scheduler
+def test_an_equal_cluster_costs_the_same(name):
+    cluster = Cluster(4, 2, Port(4e10, 1e-6), Port(1e10, 1e-5), datacenters=2, wan=Port(2e9, 1e-4))
+    traffic = my.workload("zipf:0.9", 8, mb=4)
+    plan = my.schedule(cluster, traffic, name)
+    assert estimate(cluster.but(), plan) == estimate(cluster, plan)
+
+
+def test_a_listed_schedule_of_datacenters_knows_its_wan():
+    cluster = Cluster(4, 2, Port(4e10, 1e-6), Port(1e10, 1e-5), datacenters=2, wan=Port(1e9, 1e-4))
+    traffic = my.workload("balanced", 8, mb=4)
+    plan = my.schedule(cluster, traffic, "ecmp")
+    loaded = Schedule(cluster, traffic, Listed(plan.stages, plan.form.table(), 8), "ecmp")
+    assert estimate(cluster, loaded) >= my.bound(cluster, traffic)
+    assert estimate(cluster, loaded) == pytest.approx(my.simulate(cluster, plan).makespan, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["direct", "ecmp", "fast", "rails", "shot", "shunt", "spread", "waves"])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "nics", "centers", "state"),
+    [(4, 4, 4, 2, 1.0), (6, 4, 2, 3, 1.0), (4, 8, 8, 4, 0.0), (4, 4, 2, 2, 0.5)],
+)
+def test_across_datacenters_the_estimate_is_near_the_simulation(
+    name, loss, nodes, ranks, nics, centers, state
+):
+    rails = np.ones((nodes, nics))
+    rails[1, 0] = state
+    cluster = Cluster(
+        nodes, ranks, Port(380e9, 2e-6), Port(48.85e9, 1e-5), nics_per_node=nics, datacenters=centers,
+        wan=Port(5e9, 1e-4), rails=rails, contention=Contention(loss, 1, 2.0),
+    )  # fmt: skip
+    traffic = my.workload("zipf:0.9", cluster.num_ranks, mb=4)
+    plan = my.schedule(cluster, traffic, name)
+    found, least = estimate(cluster, plan), my.bound(cluster, traffic)
+    assert found >= least * (1 - 1e-9)
+    assert found == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.1)
+
+
+@given(cluster=clusters(max_nodes=3), rows=st.integers(1, 100))
+def test_another_network_of_the_same_nics_costs_what_it_would_if_planned_for(cluster, rows):
+    """Prices may change without the plan: latency doubled is estimated on the same form."""
+    traffic = Traffic(np.full((cluster.num_ranks, cluster.num_ranks), rows), 1024)
+    plan = my.schedule(cluster, traffic, "spread")
+    slower = cluster.but(scale_out=Port(cluster.scale_out.bandwidth / 2, cluster.scale_out.latency))
+    assert estimate(slower, plan) >= estimate(cluster, plan) * (1 - 1e-9)

@@ -1,0 +1,158 @@
+"""Write src/moeyard/kernels/signatures.json from what really runs: `make signatures`, after kernels have changed.
+
+Commands run with the JIT off, where a kernel is a plain function: so it is seen which ones Python calls, and with which types.
+Those are compiled then, into an empty folder, and their objects say the types of every kernel below them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+COMMANDS = {
+    "schedule": ["schedule", "h200-4x8", "zipf:0.9"],
+    "plan": ["plan", "h200-4x8", "mixtral-8"],
+    "simulate": ["simulate", "h200-4x8", "zipf:0.9"],
+    "train": [],
+    "": [],  # whatever else the tests' warm-up calls
+}
+
+
+def train():
+    """What `moeyard train` prepares by default."""
+    from moeyard.lab import LabSpec
+    from moeyard.train.options import Options
+    from moeyard.train.prepare import prepare
+
+    prepare(LabSpec.load("lab-4x4").cluster, Options(out="", modes=("plain", "direct", "moeyard")))
+
+
+def run(name):
+    """One command, here."""
+    if COMMANDS[name]:
+        from moeyard.cli import app
+
+        app(COMMANDS[name], standalone_mode=False)
+    elif name == "train":
+        train()
+    else:
+        from tests import warm
+
+        warm.schedules()
+        warm.placements()
+
+
+def watch():
+    """Make `@kernel` note every call from outside of kernels. {kernel: {its signatures}}, filled as they come."""
+    from numba import typeof
+
+    from moeyard.kernels import compile as objects
+    from moeyard.kernels.signatures import written
+
+    seen, inside = defaultdict(set), threading.local()
+
+    def noted(function=None, **_):
+        if function is None:
+            return noted
+        name, order = objects.kernel_name(function), inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args, **named):
+            args = order.bind(*args, **named).args
+            if getattr(inside, "kernel", False):
+                return function(*args)
+            seen[name].add(", ".join(written(typeof(arg)) for arg in args))
+            inside.kernel = True
+            try:
+                return function(*args)
+            finally:
+                inside.kernel = False
+
+        return call
+
+    objects.kernel = noted
+    return seen
+
+
+def calls(name):
+    """{entry: its signatures} of a command, found in a process with the JIT off."""
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.signatures", "--calls", name],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def objects_in(folder, kinds=("callable", "linkable", "called")):
+    """{kernel: its signatures} of the objects of these kinds in a folder of one stamp."""
+    found = defaultdict(set)
+    for path in folder.glob("[!.]*-*"):
+        with open(path, "rb") as file:
+            kind, _, signature = file.readline().decode().strip().partition(" ")
+        if kind in kinds:
+            found[path.name.rpartition("-")[0]].add(signature)
+    return found
+
+
+def record(names):
+    """The table as data, and every kernel with more than one signature."""
+    from numba import config
+
+    from moeyard.kernels import build, signatures
+    from moeyard.kernels import compile as objects
+
+    called = {name: calls(name) for name in names}
+    entries = {}
+    for one in called.values():
+        for name, several in one.items():
+            entries.setdefault(name, set()).update(several)
+    table = {
+        "commands": {name: sorted(one) for name, one in called.items() if name},
+        "entries": sorted(entries),
+        "kernels": {name: min(several) for name, several in entries.items()},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        config.CACHE_DIR = folder
+        os.environ["NUMBA_CACHE_DIR"] = folder
+        before = signatures.FILE.read_bytes() if signatures.FILE.exists() else b"{}"
+        try:
+            signatures.FILE.write_text(json.dumps(table), encoding="utf-8")  # the workers read it there
+            signatures.table.cache_clear()
+            build.prepare()
+        finally:
+            signatures.FILE.write_bytes(before)
+        found = objects_in(Path(folder) / "moeyard" / objects.STAMP)
+    table["kernels"] = {name: min(several) for name, several in sorted(found.items())} | table["kernels"]
+    for name, several in entries.items():
+        found[name] |= several
+    return table, {name: sorted(several) for name, several in found.items() if len(several) > 1}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--calls"]:
+        seen = watch()
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # uint64 wraps around in a hash
+            run(sys.argv[2])
+        print(json.dumps({name: sorted(several) for name, several in seen.items()}))
+    else:
+        from moeyard.kernels.signatures import FILE
+
+        data, twice = record(sys.argv[1:] or list(COMMANDS))
+        FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        for name, several in twice.items():
+            print(f"{name} has {len(several)} signatures:\n  " + "\n  ".join(several), file=sys.stderr)
