@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from moeyard.schedulers.lanes import (
 from moeyard.schedulers.wan import wan_form
 from moeyard.traffic import Traffic
 
-IDLE = 1.02  # times the closed form of blocks between three datacenters or more
+IDLE = 1.017  # times the closed form of blocks between three datacenters or more
+EVEN = 1.005  # the same, for blocks that need not be divided
 NEAR = 1.02  # times what cannot be beaten: near enough to look no further
 
 
@@ -42,7 +44,12 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     if cluster.datacenters > 1:
         _over_wan(pairs, choice)
     elif pairs.looks[1].busiest > 0.0:
-        choice.lanes(_candidates(pairs))
+        least = min(pairs.looks[1].at_once, pairs.looks[1].in_turn)
+        enough = NEAR * least if cluster.contention.loss == 0.0 else 0.0
+        if enough and pairs.looks[1].straight <= EVEN * least:
+            choice.straight()
+        if choice.seconds > EVEN * least:
+            choice.lanes(_candidates(pairs), enough)
     if cluster.datacenters == 1 and pairs.looks[1].straight <= choice.seconds:
         choice.straight()
     found = choice.found
@@ -65,15 +72,17 @@ class Choice:
         if seconds < self.seconds:
             self.form, self.winner, self.seconds = form, name, seconds
 
-    def lanes(self, candidates: Iterator[Candidate]) -> None:
-        """The cheapest of these, if any can win."""
-        able = (
-            [made for made in candidates if made[1] < self.seconds] if self.seconds < math.inf else candidates
-        )
-        if able:
-            form, winner, found = cheapest(able)
+    def lanes(self, candidates: Iterator[Candidate], enough: float = 0.0) -> None:
+        """The cheapest of these, if any can win; `enough`: none is made that could only better this."""
+        able = (made for made in candidates if made[1] < self.seconds)
+        first = next(able, None)
+        if first is not None:
+            form, winner, found = cheapest(chain([first], able), enough)
             for name, seconds in found.items():
-                self.take(name, form, seconds) if name == winner else self.found.setdefault(name, seconds)
+                if name == winner:
+                    self.take(name, form, seconds)
+                else:
+                    self.found.setdefault(name, seconds)
 
     def straight(self, handicap: float = 1.0) -> None:
         """Blocks straight from origin to target; of two that cost the same, these."""
@@ -128,16 +137,19 @@ def _candidates(pairs: Pairs) -> Iterator[Candidate]:
 
 def _at_once(pairs: Pairs) -> Iterator[Candidate]:
     least = pairs.looks[1].at_once
-    if worth_waves(pairs):  # else both are shot
+    if worth_waves(pairs):
         yield "waves", least, lambda: waves_lanes(pairs)
         yield "rails", least, lambda: rails_lanes(pairs)
-    yield "shot", least, lambda: shot_lanes(pairs)
+    else:  # both are shot
+        yield "shot", least, lambda: shot_lanes(pairs)
 
 
 def _in_turn(pairs: Pairs) -> Iterator[Candidate]:
     bounds = pairs.looks[1]
     yield from shunt_orders(pairs)
     yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
+    if pairs.cluster.contention.loss == 0.0:
+        return  # stages would cost latencies and gain nothing
     matchings = birkhoff(node_work(pairs))
     stages = pairs.cluster.scale_out.latency * len(matchings[1])
     yield "fast", max(bounds.in_turn, bounds.busiest + stages), lambda: fast_lanes(pairs, matchings)

@@ -160,9 +160,10 @@ def shunt_lanes(pairs: Pairs) -> Lanes:
     return cheapest(shunt_orders(pairs))[0]
 
 
-def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, float]]:
+def cheapest(candidates: Iterable[Candidate], enough: float = 0.0) -> tuple[Lanes, str, dict[str, float]]:
     """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
-    cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less."""
+    cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. Once one
+    takes no more than `enough`, no other is made."""
     best, winner, found, form = math.inf, "", dict[str, float](), None
     for name, least, make in candidates:
         if least < best:
@@ -172,6 +173,8 @@ def cheapest(candidates: Iterable[Candidate]) -> tuple[Lanes, str, dict[str, flo
             alike = math.isclose(seconds, best, rel_tol=1e-9)
             if form is None or (len(made.stages) < len(form.stages) if alike else seconds < best):
                 best, winner, form = seconds, name, made
+        if best <= enough:
+            break
     assert form is not None, "no candidates"
     return form, winner, found
 
