@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         InvalidSchedule,
         InvalidTraffic,
         MoeyardError,
+        NotSaved,
         UnknownName,
     )
     from moeyard.estimate import estimate
@@ -77,6 +78,7 @@ __all__ = [
     "Migration",
     "ModelSpec",
     "MoeyardError",
+    "NotSaved",
     "PLANNERS",
     "Placement",
     "Port",
@@ -129,6 +131,7 @@ _NAMES = {
         "InvalidSchedule",
         "InvalidTraffic",
         "MoeyardError",
+        "NotSaved",
         "UnknownName",
     ),
     "estimate": ("estimate",),

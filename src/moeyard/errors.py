@@ -3,6 +3,7 @@
 MoeyardError
 +-- InvalidCluster, InvalidDemand, InvalidModel, InvalidPlacement, InvalidTraffic, InvalidSchedule
 +-- InvalidFile       a file that cannot be read as what it should be
++-- NotSaved          a file that cannot be written: no room, or nothing that a file can hold
 +-- UnknownName       a planner, scheduler, policy or preset that does not exist
 """
 
@@ -42,6 +43,10 @@ class InvalidSchedule(MoeyardError):
 
 class InvalidFile(MoeyardError):
     """A file that cannot be read as what it should be."""
+
+
+class NotSaved(MoeyardError):
+    """A file that cannot be written: no room for it, or content that no file of ours can hold."""
 
 
 class UnknownName(MoeyardError):

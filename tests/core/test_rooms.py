@@ -16,8 +16,8 @@ ROOMS = (  # from the ground up
     "yard",
     "layers",
     "hf",
-    "state",
     "weights",
+    "state",
     "observe",
 )
 FLOOR = {room: i for i, room in enumerate(ROOMS)}

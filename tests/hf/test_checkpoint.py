@@ -74,7 +74,7 @@ def test_random_numbers_go_on_only_on_as_many_ranks(rounds):
     assert not loaded["on 2 ranks"][0][3][0]
 
 
-def test_torch_turns_a_checkpoint_into_one_file_in_logical_order(rounds):
+def test_one_process_reads_a_checkpoint_in_logical_order(rounds):
     saved, _, (whole,) = rounds
     for name, value in logical([r[0] for r in saved]).items():
         assert (whole[name] == value).all(), name

@@ -38,6 +38,7 @@ from moeyard.runtime.state.checkpoint import (
     Saving,
     latest,
     load_checkpoint,
+    read_tensors,
     save_checkpoint,
     start_checkpoint,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "measure_links",
     "move_experts",
     "parallelize",
+    "read_tensors",
     "record",
     "record_text",
     "refill_before_backward",

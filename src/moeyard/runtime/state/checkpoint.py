@@ -5,17 +5,15 @@
 
 A checkpoint is a folder `step-<number>` that appears by one rename, after every byte of it is on disk. Before that it is a
 hidden folder that no reader looks at, so a save that is interrupted at any point leaves the earlier checkpoints as they were.
+It is made of safetensors files and JSON, every byte under a checksum; reading it executes nothing.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shutil
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,33 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from moeyard.arrays import IntArray
-from moeyard.errors import InvalidFile
+from moeyard.errors import InvalidFile, MoeyardError, NotSaved
 from moeyard.formats.strict import PathLike
-from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.agree.first import all_or_none, by_first, on_first
 from moeyard.runtime.roles import Company
+from moeyard.runtime.state import folders
 from moeyard.runtime.state import training_state as parts
-from moeyard.runtime.state.logical import LogicalLoadPlanner, LogicalSavePlanner, LogicalStack
+from moeyard.runtime.state.dcp import PickledCheckpoint
+from moeyard.runtime.state.folders import latest, read_about
+from moeyard.runtime.state.index import INDEX, parse_index, write_index
+from moeyard.runtime.state.logical import Held, LogicalStack, held
+from moeyard.runtime.state.reading import StoredCheckpoint
+from moeyard.runtime.state.values import encode
+from moeyard.runtime.state.writing import Offer, Written, index_of, offer_of, share_out, write_file
 from moeyard.version import __version__
 
-FORMAT = "moeyard checkpoint 1"
-ABOUT = "checkpoint.json"
-_NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
-_PART, _OLD = ".saving-", ".old-"
+__all__ = [
+    "Resumed",
+    "Saving",
+    "latest",
+    "load_checkpoint",
+    "read_about",
+    "read_tensors",
+    "save_checkpoint",
+    "start_checkpoint",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +92,11 @@ def save_checkpoint(
     `extra`: objects with a state_dict, or plain data, as rank 0 has them; `per_rank`: the same, as each rank has them. All
     ranks must see the folder. One job at a time saves into it: what an interrupted save left there is removed.
     """
-    state, about = _collect(model, optimizer, yard, step, extra, per_rank)
-    return _write(Path(folder), state, about, yard.dense_control, keep)
+    _check_keep(keep)
+    _await_earlier()
+    return _write(
+        Path(folder), _collect(model, optimizer, yard, step, extra, per_rank), yard.dense_control, keep
+    )
 
 
 def start_checkpoint(
@@ -101,15 +112,30 @@ def start_checkpoint(
 ) -> Saving:
     """As `save_checkpoint`, but only copies to host memory now and writes while training goes on.
 
-    Wait for it before the next one, and before the yard closes.
+    Wait for it before the yard closes. One is written at a time: the next save begins by waiting for this one.
     """
-    state, about = _collect(model, optimizer, yard, step, extra, per_rank)
-    state = {name: _copied(value) for name, value in state.items()}
-    group = yard.background_group
+    _check_keep(keep)
+    _await_earlier()
+    part, group = _collect(model, optimizer, yard, step, extra, per_rank).copied(), yard.background_group
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
-    future = thread.submit(_write, Path(folder), state, about, group, keep)
+    future = thread.submit(_write, Path(folder), part, group, keep)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
+    _under_way[:] = [future]
     return Saving(future)
+
+
+_under_way: list[Future[Path]] = []  # the last save behind the caller; a thread of its own writes it
+
+
+def _await_earlier() -> None:
+    """Two saves at once would take each other's hidden folder for a leftover, and meet on one process group."""
+    wait(_under_way)  # its error, if any, is for who waits for it
+    _under_way.clear()
+
+
+def _check_keep(keep: int) -> None:
+    if keep < 1:
+        raise InvalidFile(f"keep is {keep}; keep at least one checkpoint")
 
 
 def load_checkpoint(
@@ -120,67 +146,87 @@ def load_checkpoint(
     *,
     extra: Mapping[str, Any] | None = None,
     per_rank: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
 ) -> Resumed:
     """Fill model and optimizer, in place, from a checkpoint, or from the latest one in a folder of them; every rank calls this.
 
     The number of ranks, the homes, the expert-parallel degree and replicas may differ from those that saved it: a rank reads
     the dense part and its own experts. Generators and `per_rank` objects come back only to as many ranks as saved them.
+    `allow_pickle`: also read checkpoints of 0.1, whose format can run anything; only for files of people you trust.
     """
-    path = _find(Path(path))
-    about = read_about(path)
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    ranks, rank = dist.get_world_size(yard.dense_control), dist.get_rank(yard.dense_control)
-    same, mine = about["ranks"] == ranks, f"rank {rank}"
+    group = yard.dense_control
+    found = Path(on_first(group, lambda: str(folders.find(Path(path)))))
+    error: MoeyardError | OSError | None = None
+    try:
+        about = read_about(found)
+        stored = _open(found, about, group, allow_pickle)
+        wanted = _wanted(found, stored.saved, model, optimizer)
+        same, mine = about["ranks"] == dist.get_world_size(group), f"rank {dist.get_rank(group)}"
+        extra, per_rank = extra or {}, per_rank or {}
+        wanted |= {f"extra.{name}": None for name in extra}
+        if same:
+            wanted |= {f"{mine}.{name}": None for name in ("random", *per_rank)}
+        if lacking := [name for name in wanted if name not in stored.saved]:
+            raise InvalidFile(f"{found}: has no {lacking[0]!r}; it was saved without")
+    except (MoeyardError, OSError) as wrong:
+        error = wrong
+    all_or_none(group, error)  # before the model is touched
+    try:
+        stored.fill(wanted)
+        parts.set_optimizer_state(model, optimizer, wanted)
+        _set_module_extras(model, wanted)
+        values = parts.set_object_state("extra", extra or {}, wanted)
+        if same:
+            parts.set_object_state(mine, per_rank or {}, wanted)
+            parts.set_random_state(wanted[f"{mine}.random"])
+    except (MoeyardError, OSError) as wrong:
+        error = wrong
+    all_or_none(group, error)
+    homes = {name: np.array(home, dtype=np.int64) for name, home in about["homes"].items()}
+    return Resumed(found, about["step"], same, values, homes)
+
+
+def read_tensors(path: PathLike) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint (or of the latest in a folder of them) by name, whole, in logical expert order; in one
+    process, without a model: `model.<name>`, `optimizer.<name>/<entry>`."""
+    found = folders.find(Path(path))
+    stored = _open(found, read_about(found), None, False)
+    assert isinstance(stored, StoredCheckpoint)
+    try:
+        return {name: stored.tensor(name) for name, facts in stored.saved.items() if facts is not None}
+    finally:
+        stored.close()
+
+
+def _open(
+    path: Path, about: dict[str, Any], group: Any, allow_pickle: bool
+) -> StoredCheckpoint | PickledCheckpoint:
+    if about["format"] == folders.PICKLED:
+        return PickledCheckpoint(path, group, allow_pickle)
+    return StoredCheckpoint(path, parse_index(path, folders.read_index(path, about, INDEX)))
+
+
+def _wanted(
+    path: Path, saved: Mapping[str, Any], model: nn.Module, optimizer: parts.Optimizers
+) -> dict[str, Any]:
+    """The model's own tensors, and room for the optimizer's; None for values."""
     wanted = parts.model_state(model)
     parts.check_tensors(str(path), saved, wanted)
-    wanted |= parts.blank_optimizer_state(model, optimizer, saved)
-    extra, per_rank = extra or {}, per_rank or {}
-    wanted |= {f"extra.{name}": None for name in extra}
-    if same:
-        wanted |= {f"{mine}.{name}": None for name in ("random", *per_rank)}
-    if lacking := [name for name in wanted if name not in saved]:
-        raise InvalidFile(f"{path}: has no {lacking[0]!r}; it was saved without")
-    load(
-        wanted,
-        storage_reader=FileSystemReader(path),
-        planner=LogicalLoadPlanner(),
-        process_group=yard.dense_control,
-    )
-    parts.set_optimizer_state(model, optimizer, wanted)
-    _set_module_extras(model, wanted)
-    values = parts.set_object_state("extra", extra, wanted)
-    if same:
-        parts.set_object_state(mine, per_rank, wanted)
-        parts.set_random_state(wanted[f"{mine}.random"])
-    homes = {name: np.array(home) for name, home in about["homes"].items()}
-    return Resumed(path, about["step"], same, values, homes)
+    wanted = {name: one if hasattr(one, "shape") else None for name, one in wanted.items()}
+    return wanted | parts.blank_optimizer_state(model, optimizer, saved)
 
 
-def latest(folder: PathLike) -> Path | None:
-    """The newest complete checkpoint in a folder, if there is one."""
-    found = _complete(Path(folder))
-    return found[-1] if found else None
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """This rank's part of a checkpoint, what stands beside the tensors, and why it cannot be saved, if so."""
 
+    tensors: dict[str, Held]
+    values: dict[str, Any]
+    about: dict[str, Any]
+    flaw: str | None
 
-def read_about(path: PathLike) -> dict[str, Any]:
-    """What stands beside the tensors: step, ranks, expert-parallel degree and the homes by module."""
-    file = Path(path) / ABOUT
-    try:
-        about: dict[str, Any] = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidFile(f"{file}: cannot be read ({error}); is {path} a checkpoint of moeyard?") from error
-    if about.get("format") != FORMAT:
-        raise InvalidFile(f"{file}: format is {about.get('format')!r}, this version reads {FORMAT!r}")
-    return about
-
-
-def _find(path: Path) -> Path:
-    if (path / ABOUT).exists():
-        return path
-    found = latest(path)
-    if found is None:
-        raise InvalidFile(f"{path}: no checkpoint here (neither {ABOUT} nor a folder step-<number>)")
-    return found
+    def copied(self) -> _Part:
+        return _Part({n: one.copied() for n, one in self.tensors.items()}, self.values, self.about, self.flaw)
 
 
 def _collect(
@@ -190,15 +236,23 @@ def _collect(
     step: int,
     extra: Mapping[str, Any] | None,
     per_rank: Mapping[str, Any] | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """This rank's part of a checkpoint, and what stands beside the tensors."""
+) -> _Part:
     rank = dist.get_rank(yard.dense_control)
     state = parts.model_state(model) | parts.optimizer_state(model, optimizer)
-    if rank == 0:
-        state |= parts.object_state("extra", extra or {})
-    state |= parts.object_state(f"rank {rank}", {"random": parts.random_state(), **(per_rank or {})})
+    tensors = {name: one for name, one in state.items() if isinstance(one, torch.Tensor | LogicalStack)}
+    others = {name: one for name, one in state.items() if name not in tensors}
+    others |= parts.object_state("extra", extra or {})
+    if rank > 0:
+        others = {}  # as rank 0 has them
+    others |= parts.object_state(f"rank {rank}", {"random": parts.random_state(), **(per_rank or {})})
+    inner: dict[str, torch.Tensor] = {}
+    values, flaw = {}, None
+    try:
+        values = {name: encode(name, one, inner) for name, one in others.items()}
+    except NotSaved as error:
+        flaw = str(error)  # told to all ranks: they wait for this one
     about = {
-        "format": FORMAT,
+        "format": folders.FORMAT,
         "moeyard": __version__,
         "torch": torch.__version__,
         "step": int(step),
@@ -206,77 +260,79 @@ def _collect(
         "expert_parallel": yard.size,
         "homes": parts.homes_of(model),
     }
-    return state, about
+    return _Part({name: held(one) for name, one in (tensors | inner).items()}, values, about, flaw)
 
 
-def _write(folder: Path, state: dict[str, Any], about: dict[str, Any], group: Any, keep: int) -> Path:
+def _write(folder: Path, part: _Part, group: Any, keep: int) -> Path:
     """All ranks write into a hidden folder; when all have, the first rank gives it its name."""
-    if keep < 1:
-        raise InvalidFile(f"keep is {keep}; keep at least one checkpoint")
-    name = on_first(group, lambda: _begin(folder, about["step"]))
-    part = folder / f"{_PART}{name}"
-    save(
-        state,
-        storage_writer=FileSystemWriter(part, overwrite=False),  # syncs its files
-        planner=LogicalSavePlanner(),
-        process_group=group,
-    )
-    return folder / on_first(group, lambda: _finish(folder, name, about, keep))
+    rank, step = dist.get_rank(group), part.about["step"]
+    with _told(folder, 0):
+        name = on_first(group, lambda: folders.begin(folder, step))
+    seen: list[Offer] = []
 
+    def give_up_or(action: Any) -> Any:
+        try:
+            return action()
+        except BaseException:
+            folders.give_up(folder, name)
+            raise
 
-def _begin(folder: Path, step: int) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.iterdir():
-        if left.name.startswith((_PART, _OLD)):
-            shutil.rmtree(left)
-    name, again = f"step-{step:08d}", 2
-    while (
-        folder / name
-    ).exists():  # saved again after going back: the older one stays until this one is whole
-        name, again = f"step-{step:08d}-{again}", again + 1
-    (folder / f"{_PART}{name}").mkdir()
-    return name
+    def share(offers: list[Offer]) -> list[Any]:
+        seen.extend(offers)
+        return list(give_up_or(lambda: share_out(offers)))
 
+    def finish(written: list[Written | Exception]) -> list[str]:
+        return [give_up_or(lambda: _finish(folder, name, part.about, seen, written, keep))] * len(written)
 
-def _finish(folder: Path, name: str, about: dict[str, Any], keep: int) -> str:
-    part = folder / f"{_PART}{name}"
-    with open(part / ABOUT, "w", encoding="utf-8") as file:
-        json.dump(about, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(part)
-    part.rename(folder / name)
-    _sync(folder)
-    for old in _complete(folder)[:-keep]:
-        gone = old.with_name(_OLD + old.name)
-        old.rename(gone)  # at once out of every reader's sight
-        shutil.rmtree(gone)
-    return name
-
-
-def _complete(folder: Path) -> list[Path]:
-    """Oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [(match, one) for one in folder.iterdir() if (match := _NAME.fullmatch(one.name))]
-    return [one for match, one in sorted(found, key=lambda two: (int(two[0][1]), int(two[0][2] or 1)))]
-
-
-def _sync(folder: Path) -> None:
-    """A rename or a new file is on disk only when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
+    keys = by_first(group, offer_of(part.tensors, part.values, part.flaw), share)
+    mine: Written | Exception
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        mine = write_file(folders.hidden(folder, name) / f"rank-{rank:05d}.safetensors", part.tensors, keys)
+    except Exception as error:  # told to all ranks: they wait for this one
+        mine = error if isinstance(error, OSError) else NotSaved(f"{type(error).__name__}: {error}")
+    return folder / str(by_first(group, mine, finish))
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, LogicalStack):
-        return value.clone()
-    if hasattr(value, "full_tensor"):
-        return value.clone()  # a DTensor stays on its device
-    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
+def _finish(
+    folder: Path,
+    name: str,
+    about: dict[str, Any],
+    offers: list[Offer],
+    written: list[Written | Exception],
+    keep: int,
+) -> str:
+    wrong = [(rank, one) for rank, one in enumerate(written) if isinstance(one, Exception)]
+    with _told(folder, _total(offers)):
+        if wrong:
+            rank, error = wrong[0]
+            if isinstance(error, OSError):
+                raise error
+            raise NotSaved(f"{folder}: rank {rank} could not write its part: {error!r}") from error
+        index = index_of(offers, [one for one in written if isinstance(one, Written)])
+        folders.finish(folder, name, about, (INDEX, write_index(index)), keep)
+    return name
+
+
+def _total(offers: list[Offer]) -> int:
+    found = {name: facts for offer in offers for name, (facts, _) in offer.tensors.items()}
+    return sum(int(np.prod(facts.shape, dtype=np.int64)) * facts.dtype.itemsize for facts in found.values())
+
+
+@contextmanager
+def _told(folder: Path, size: int) -> Iterator[None]:
+    """What the file system says, with the folder, the bytes and what is left."""
+    try:
+        yield
+    except OSError as error:
+        try:
+            free = f", {shutil.disk_usage(folder).free} bytes are free there"
+        except OSError:
+            free = ""
+        what = f"a checkpoint of {size} bytes" if size else "a checkpoint"
+        raise NotSaved(
+            f"{folder}: {what} cannot be written: {error.strerror or error}{free}; the earlier ones are as they were; "
+            f"make room, or save elsewhere"
+        ) from error
 
 
 def _set_module_extras(model: nn.Module, loaded: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Expert stacks in logical order, for torch.distributed.checkpoint: every expert is a shard of its own.
+"""What a rank holds of a tensor: expert stacks in logical order, shards, whole tensors, as pieces with their places.
 
 A parameter that has [own experts, ...] on each rank is one tensor [experts, ...] in a checkpoint. Each expert is written by one
 of the ranks that own it and read by whoever owns it then, so neither the number of ranks nor the homes matter, and nobody
@@ -7,37 +7,29 @@ reads an expert that is not its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.default_planner import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    create_default_global_save_plan,
-    create_default_local_load_plan,
-    create_default_local_save_plan,
-)
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
 
 from moeyard.errors import InvalidFile
+
+PIECE_BYTES = 64 << 20  # about: what a reader that wants a part of a tensor has to read and hold beside it
+
+
+class Facts(NamedTuple):
+    """What is known of a saved tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Piece(NamedTuple):
+    """A box of a tensor that begins at `offset`; `values` is the rank's own memory."""
+
+    offset: tuple[int, ...]
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +48,6 @@ class LogicalStack:
     def dtype(self) -> torch.dtype:
         return self.local.dtype
 
-    def clone(self) -> LogicalStack:
-        """On the host."""
-        return LogicalStack(self.local.to("cpu", copy=True), self.own, self.num_experts)
-
     def offsets(self) -> list[torch.Size]:
         """Where each own expert begins."""
         return [torch.Size((e, *(0 for _ in self.local.shape[1:]))) for e in self.own]
@@ -73,82 +61,61 @@ class LogicalStack:
         return torch.Size((1, *self.local.shape[1:]))
 
 
-class LogicalSavePlanner(DefaultSavePlanner):
-    """Writes LogicalStacks expert by expert; whatever several ranks have is written once."""
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What this rank has of a tensor."""
 
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+    facts: Facts
+    pieces: tuple[Piece, ...]
 
-    def create_local_plan(self) -> SavePlan:
-        plain, stacks = _apart(self.state_dict)
-        items = list(create_default_local_save_plan(plain, self.is_coordinator).items)
-        for name, stack in stacks.items():
-            properties = TensorProperties(dtype=stack.dtype)
-            for offset in stack.offsets():
-                chunk = ChunkStorageMetadata(offset, stack.one())
-                data = TensorWriteData(chunk, properties, stack.shape)
-                items.append(WriteItem(MetadataIndex(name, offset), WriteItemType.SHARD, tensor_data=data))
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        # The default compares all shards of a tensor pair by pair: minutes for hundreds of experts.
-        self.global_plan, self.metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
-        for name, one in self.metadata.state_dict_metadata.items():
-            if isinstance(one, TensorStorageMetadata):
-                _check_whole(name, one)
-        return self.global_plan, self.metadata
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        found = self.state_dict.get(index.fqn)
-        return found.expert(index.offset) if isinstance(found, LogicalStack) else super().lookup_object(index)
+    def copied(self) -> Held:
+        """On the host, piece by piece: a device holds nothing twice."""
+        return Held(self.facts, tuple(Piece(one.offset, _copy(one.values)) for one in self.pieces))
 
 
-class LogicalLoadPlanner(DefaultLoadPlanner):
-    """Reads this rank's experts, and nothing of the others, into the local stacks."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        self.state_dict = self.original_state_dict = state_dict
-        self.metadata, self.is_coordinator = metadata, is_coordinator
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        plain, stacks = _apart(self.state_dict)
-        items = list(create_default_local_load_plan(plain, self.metadata).items)
-        for name, stack in stacks.items():
-            saved: Any = self.metadata.state_dict_metadata[name]
-            number = {chunk.offsets: i for i, chunk in enumerate(saved.chunks)}
-            none = torch.Size(0 for _ in stack.shape)
-            for offset in stack.offsets():
-                there = MetadataIndex(name, offset, number[offset])
-                here = MetadataIndex(name, offset)
-                items.append(ReadItem(LoadItemType.TENSOR, here, none, there, none, stack.one()))
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        found = self.state_dict.get(index.fqn)
-        return found.expert(index.offset) if isinstance(found, LogicalStack) else super().lookup_tensor(index)
+def _copy(values: torch.Tensor) -> torch.Tensor:
+    if values.device.type != "cpu" or not values.is_contiguous() or values.ndim == 0:
+        return values.to("cpu", copy=True)
+    # On one thread: a copy waits for memory, and where cores are few or taken torch's team of threads waits for itself,
+    # ten times as long as the copy takes.
+    same = values.detach().reshape(-1).view(torch.uint8).numpy().copy()
+    return torch.from_numpy(same).view(values.dtype).reshape(values.shape)
 
 
-def _apart(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, LogicalStack]]:
-    stacks = {name: one for name, one in state.items() if isinstance(one, LogicalStack)}
-    return {name: one for name, one in state.items() if name not in stacks}, stacks
+def held(value: torch.Tensor | LogicalStack) -> Held:
+    """Of a whole tensor, of a DTensor's shard, of a stack's own experts."""
+    facts = Facts(tuple(value.shape), value.dtype)
+    if isinstance(value, LogicalStack):
+        parts = [
+            (tuple(at), value.local[i : i + 1]) for i, at in enumerate(value.offsets())
+        ]  # an expert each
+    elif hasattr(value, "__create_chunk_list__"):
+        parts = _shard(value)
+    else:
+        parts = [((0,) * value.ndim, value)]
+    return Held(facts, tuple(piece for at, part in parts if part.numel() for piece in _cut(at, part)))
 
 
-def _check_whole(name: str, saved: TensorStorageMetadata) -> None:
-    """Every expert has a home that saves it, and only one."""
-    volume = sum(chunk.sizes.numel() for chunk in saved.chunks)
-    twice = [tuple(at) for at, n in Counter(chunk.offsets for chunk in saved.chunks).items() if n > 1]
-    if volume != saved.size.numel() or twice:
+def _shard(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    chunks, local = value.__create_chunk_list__(), value.to_local()
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
         raise InvalidFile(
-            f"{name}: the ranks hold {volume} of {saved.size.numel()} values of {tuple(saved.size)}"
-            f"{f', some twice: {twice[:3]}' if twice else ''}; do they agree on the experts' homes?"
+            f"a DTensor {tuple(value.shape)} lies here as {[tuple(c.sizes) for c in chunks]} with {tuple(local.shape)} values; "
+            f"only shards in one piece can be saved: use Shard and Replicate placements"
         )
+    return [(tuple(chunks[0].offsets), local)]
+
+
+def _cut(offset: tuple[int, ...], values: torch.Tensor) -> list[Piece]:
+    """Along dimension 0, so that no piece is much longer than PIECE_BYTES."""
+    size = values.numel() * values.element_size()
+    if size <= PIECE_BYTES or values.ndim == 0 or len(values) == 1:
+        return [Piece(offset, values)]
+    rows = max(1, PIECE_BYTES * len(values) // size)
+    return [
+        Piece((offset[0] + first, *offset[1:]), values[first : first + rows])
+        for first in range(0, len(values), rows)
+    ]
 
 
 def check_names(where: str, saved: Iterable[str], wanted: Iterable[str]) -> None:

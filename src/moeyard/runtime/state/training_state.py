@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from moeyard.errors import InvalidFile, InvalidModel
+from moeyard.formats.strict import short
 from moeyard.runtime.layers.share import Share, expert_modules
-from moeyard.runtime.state.logical import LogicalStack, check_names
+from moeyard.runtime.state.logical import Facts, LogicalStack, check_names
 
 GROUPS = "optimizer groups"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -106,9 +106,9 @@ def _entry(
 
 
 def blank_optimizer_state(
-    model: nn.Module, optimizers: Optimizers, saved: Mapping[str, Any]
+    model: nn.Module, optimizers: Optimizers, saved: Mapping[str, Facts | None]
 ) -> dict[str, Any]:
-    """Room for what `saved` (the checkpoint's metadata) has of every parameter, in this rank's share."""
+    """Room for what `saved` (the checkpoint's tensors, and None for its values) has of every parameter, in this rank's share."""
     state: dict[str, Any] = {}
     shares = parameter_shares(model)
     entries: dict[str, list[str]] = {}
@@ -126,19 +126,21 @@ def blank_optimizer_state(
     for name, parameter, _ in found:
         for entry in entries.get(name, ()):
             key = f"optimizer.{name}/{entry}"
-            state[key] = _blank(saved[key], parameter, shares.get(id(parameter)))
+            state[key] = _blank(key, saved[key], parameter, shares.get(id(parameter)))
     if optimizers is not None:
         state[GROUPS] = None
     return state
 
 
-def _blank(saved: Any, parameter: torch.Tensor, share: Share | None) -> Any:
-    if not isinstance(saved, TensorStorageMetadata):
-        return None  # a plain object: the planner puts it here
-    dtype, size = saved.properties.dtype, tuple(saved.size)
+def _blank(key: str, saved: Facts | None, parameter: torch.Tensor, share: Share | None) -> Any:
+    if saved is None:
+        return None  # a plain value: the reader puts it here
+    size, dtype = saved
     if not size:
         return torch.empty((), dtype=dtype)
     if share is not None:
+        if size[0] != share.num_experts:
+            raise InvalidFile(f"{key} is {size} in the checkpoint, for {share.num_experts} experts")
         local = torch.empty((len(share.own), *size[1:]), dtype=dtype, device=parameter.device)
         return LogicalStack(local, share.own, share.num_experts)
     if size == tuple(parameter.shape):
@@ -158,6 +160,7 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
                 value.local if isinstance(value, LogicalStack) else value
             )
     names, several = _names(model), _several(optimizers)
+    _check_groups(loaded[GROUPS])
     if len(loaded[GROUPS]) != len(several):
         raise InvalidFile(f"the checkpoint is of {len(loaded[GROUPS])} optimizers, given {len(several)}")
     for optimizer, saved in zip(several, loaded[GROUPS], strict=True):
@@ -168,7 +171,23 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
         }
         for group, own in zip(whole["param_groups"], optimizer.param_groups, strict=True):
             group |= _match(saved, [names[id(p)] for p in own["params"]])
-        optimizer.load_state_dict(whole)
+        try:
+            optimizer.load_state_dict(whole)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise InvalidFile(f"the optimizer does not take the checkpoint's state: {error!r}") from error
+
+
+def _check_groups(saved: Any) -> None:
+    """A list of groups for each optimizer, each a table with the names of its parameters."""
+    fine = isinstance(saved, list) and all(
+        isinstance(groups, list)
+        and all(isinstance(g, dict) and isinstance(g.get("names"), list) for g in groups)
+        for groups in saved
+    )
+    if not fine:
+        raise InvalidFile(
+            f"the checkpoint's {GROUPS} are {short(saved)}, not tables with the names of parameters"
+        )
 
 
 def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -228,15 +247,18 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    try:
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])  # noqa: NPY002
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidFile(f"the checkpoint's generators cannot be set: {error!r}") from error
 
 
 def object_state(prefix: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """What has a state_dict gives it; anything else is pickled as it is."""
+    """What has a state_dict gives it; anything else is saved as it is."""
     return {
         f"{prefix}.{name}": one.state_dict() if hasattr(one, "state_dict") else one
         for name, one in objects.items()
@@ -253,15 +275,16 @@ def set_object_state(prefix: str, objects: Mapping[str, Any], loaded: Mapping[st
     return values
 
 
-def check_tensors(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_tensors(where: str, saved: Mapping[str, Facts | None], wanted: Mapping[str, Any]) -> None:
     """Every tensor of the model is there, with its shape and dtype."""
     check_names(where, (n for n in saved if n.startswith("model.")), wanted)
     for name, here in wanted.items():
         there = saved[name]
-        if not isinstance(there, TensorStorageMetadata):
-            continue
-        if tuple(there.size) != tuple(here.shape) or there.properties.dtype != here.dtype:
+        if not hasattr(here, "shape"):
+            continue  # what a module keeps by get_extra_state
+        if there is None or there.shape != tuple(here.shape) or there.dtype != here.dtype:
+            found = f"{there.dtype} {there.shape}" if there is not None else "not a tensor"
             raise InvalidFile(
-                f"{where}: {name.removeprefix('model.')} is {there.properties.dtype} {tuple(there.size)} there, "
+                f"{where}: {name.removeprefix('model.')} is {found} there, "
                 f"{here.dtype} {tuple(here.shape)} in the model; build the model as it was saved"
             )

@@ -35,7 +35,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_LIMIT = 100 << 20  # bytes, the format's own
 _HEADER_ROOM, _ENTRY_BYTES = 1 << 20, 256
 
@@ -88,7 +88,7 @@ class TensorFiles:
         for n in entry.shape[1:]:
             width *= n
         if out.numel():
-            self._fill(_bytes(out), entry, entry.start + start * width)
+            self._fill(raw_bytes(out), entry, entry.start + start * width)
 
     def _fill(self, buffer: memoryview, entry: _Entry, at: int) -> None:
         handle = self._handles.get(entry.file)
@@ -152,7 +152,7 @@ def _header(file: Path) -> dict[str, _Entry]:
         raise InvalidFile(f"{file}: not a safetensors file that can be read here: {error!r}") from error
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
@@ -173,17 +173,17 @@ class ShardWriter:
         self._size = self._header = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in NAMES:
             raise InvalidFile(f"{name}: safetensors has no {tensor.dtype}; convert it before the export")
         size = tensor.numel() * tensor.element_size()
-        entry = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
         length = len(json.dumps({name: entry})) + 64  # and its byte range
         full = self._size + size > self.shard_bytes or self._header + length > self._room
         if self._file is None or (self._size and full):
             self._open()
         self._shards[-1][name] = entry | {"data_offsets": [self._size, self._size + size]}
         if size:
-            self._file.write(_bytes(tensor.detach().cpu().contiguous()))
+            self._file.write(raw_bytes(tensor.detach().cpu().contiguous()))
         self._size, self._header = self._size + size, self._header + length
 
     def _open(self) -> None:

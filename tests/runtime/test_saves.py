@@ -1,0 +1,296 @@
+"""What a save promises, in one process: order, room, damage, values without a pickle. Ranks and homes: tests/hf/test_checkpoint.py."""
+
+import json
+import math
+import random
+import resource
+import tempfile
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import moeyard.runtime as yr  # noqa: E402
+from moeyard.errors import InvalidFile, NotSaved  # noqa: E402
+from moeyard.runtime.state import checkpoint, logical  # noqa: E402
+from moeyard.runtime.state.index import check_whole  # noqa: E402
+from moeyard.runtime.state.logical import LogicalStack  # noqa: E402
+from moeyard.runtime.state.values import decode, encode  # noqa: E402
+
+pytestmark = pytest.mark.runtime
+OLD = Path(__file__).resolve().parent.parent / "hf" / "written_by_0_1"
+
+
+@pytest.fixture(scope="module")
+def yard():
+    """The role that a save asks for, played by one rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        group = dist.group.WORLD
+        yield SimpleNamespace(dense_control=group, background_group=group, size=1, rank=0)
+        dist.destroy_process_group()
+
+
+class Old(torch.nn.Module):
+    """The parameters of the checkpoint that 0.1 wrote: each counts from 1000 times its number."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up = torch.nn.Parameter(torch.zeros(3, 8, 4))
+        self.down = torch.nn.Parameter(torch.zeros(3, 4, 4))
+        self.router = torch.nn.Linear(4, 3, bias=False)
+
+
+def trained(width=8):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, width)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def contents(model, optimizer):
+    found = [p.detach().clone() for p in model.parameters()]
+    return found + [optimizer.state[p][k].clone() for p in model.parameters() for k in ("exp_avg", "step")]
+
+
+def test_the_last_one_saved_is_there_and_the_latest_whatever_its_step(tmp_path, yard):
+    model, optimizer = trained()
+    for step in (150, 175, 200):
+        yr.save_checkpoint(tmp_path, model, optimizer, yard, step=step)
+    saved = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=110)  # rolled back to 100, then on
+    assert yr.latest(tmp_path) == saved == tmp_path / "step-00000110"
+    assert sorted(one.name for one in tmp_path.iterdir()) == [f"step-{s:08d}" for s in (110, 175, 200)]
+    again = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=110, keep=1)
+    assert [one.name for one in tmp_path.iterdir()] == [again.name] == ["step-00000110-2"]
+
+
+def test_half_a_checkpoint_is_not_seen(tmp_path, yard):
+    model, optimizer = trained()
+    saved = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=3)
+    for name in ("step-00000004", ".saving-step-00000011", "other"):
+        (tmp_path / name).mkdir()
+    assert yr.latest(tmp_path) == saved
+    assert yr.latest(tmp_path / "nowhere") is None
+
+
+@contextmanager
+def held_back(monkeypatch):
+    """Writing begins only when the event is set."""
+    go_on, write = threading.Event(), checkpoint._write
+
+    def wait_and_write(*arguments):
+        assert go_on.wait(20), "nobody let the write begin"
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write", wait_and_write)
+    yield go_on
+    monkeypatch.undo()
+
+
+def test_a_save_behind_the_caller_has_what_was_there_when_it_was_asked_for(tmp_path, yard, monkeypatch):
+    model, optimizer = trained()
+    before = contents(model, optimizer)
+    with held_back(monkeypatch) as go_on:
+        saving = yr.start_checkpoint(tmp_path, model, optimizer, yard, step=1)
+        for parameter in model.parameters():
+            parameter.data.fill_(7.0)
+            optimizer.state[parameter]["step"].add_(5)
+        assert not saving.done()
+        go_on.set()
+        saving.wait()
+    yr.load_checkpoint(tmp_path, model, optimizer, yard)
+    assert all(torch.equal(a, b) for a, b in zip(before, contents(model, optimizer), strict=True))
+
+
+def test_the_next_save_waits_for_the_one_under_way(tmp_path, yard, monkeypatch):
+    model, optimizer = trained()
+    with held_back(monkeypatch) as go_on:
+        saving = yr.start_checkpoint(tmp_path, model, optimizer, yard, step=1)
+        threading.Timer(0.3, go_on.set).start()
+        second = yr.start_checkpoint(tmp_path, model, optimizer, yard, step=2)
+        assert saving.done(), "the second began while the first was being written"
+        assert (saving.wait().name, second.wait().name) == ("step-00000001", "step-00000002")
+    assert {one.name for one in tmp_path.iterdir()} == {"step-00000001", "step-00000002"}
+
+
+def test_no_room_is_an_error_and_the_old_ones_stay(tmp_path, yard):
+    model, optimizer = trained(64)
+    saved = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1, keep=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # the system refuses what is longer
+    try:
+        with pytest.raises(NotSaved) as refused:
+            yr.save_checkpoint(tmp_path, model, optimizer, yard, step=2, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(tmp_path) in str(refused.value)
+    # parameters and two averages in float32, four steps, and the generators of torch (5056) and numpy (624 x uint32)
+    size = 3 * 4 * (64 * 64 + 64 + 3 * 64 + 3) + 4 * 4 + 5056 + 4 * 624
+    assert f"{size} bytes" in str(refused.value)
+    assert [one.name for one in tmp_path.iterdir()] == [saved.name]
+    assert yr.load_checkpoint(tmp_path, model, optimizer, yard).step == 1
+
+
+def test_what_cannot_be_saved_is_named_and_nothing_is_left(tmp_path, yard):
+    model, optimizer = trained()
+    with pytest.raises(NotSaved, match=r"rank 0: extra\.loader: .* neither plain data nor a tensor"):
+        yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1, extra={"loader": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["checkpoint.json", "index.json", "rank-00000.safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_file_is_an_error(tmp_path, yard, file, damage):
+    model, optimizer = trained()
+    path = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1) / file
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little") if file.endswith("safetensors") else 0
+    for place in range(
+        header, len(content), max(1, len(content) // 20)
+    ):  # our reader does not use that header
+        if damage == "gone":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(content[:place])
+        else:
+            path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(
+            InvalidFile, match=path.parent.name if file != "checkpoint.json" else str(tmp_path)
+        ):
+            yr.load_checkpoint(tmp_path, model, optimizer, yard)
+        path.write_bytes(content)
+    assert yr.load_checkpoint(tmp_path, model, optimizer, yard).step == 1
+
+
+def test_no_pickle_is_read_unless_asked_for(yard):
+    model = Old()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(InvalidFile, match=r"pickles.*allow_pickle=True"):
+        yr.load_checkpoint(OLD, model, optimizer, yard)
+    extra, state = {"seen": None}, (random.getstate(), torch.get_rng_state())
+    with pytest.warns(UserWarning, match="can run anything"):
+        found = yr.load_checkpoint(OLD, model, optimizer, yard, extra=extra, allow_pickle=True)
+    random.setstate(state[0])
+    torch.set_rng_state(state[1])
+    assert (found.step, found.extra["seen"], list(found.homes[""])) == (7, 123, [0, 0, 0])
+    for number, parameter in enumerate(model.parameters()):
+        values = torch.arange(float(parameter.numel())).reshape(parameter.shape) + 1000 * number
+        assert torch.equal(parameter, values)
+        assert torch.allclose(optimizer.state[parameter]["exp_avg"], torch.full_like(parameter, 0.1))
+
+
+def test_objects_come_back_without_a_pickle(tmp_path, yard):
+    model, optimizer = trained()
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 5])
+    optimizer.step()
+    schedule.step()
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.25)
+    plain = {"text": "é", "nan": math.nan, "pair": (1, 2.5), "bytes": b"\x00\xff", "keys": {3: None, (1, 2): True},
+             "array": np.arange(6).reshape(2, 3)[:, ::2], "scalar": np.float32(0.1), "dtype": torch.bfloat16, "set": {1, 5},
+             "big": 2**80, "tensors": [torch.tensor(3), torch.ones(0, 4), torch.ones(2, dtype=torch.complex64)]}  # fmt: skip
+    extra = {"schedule": schedule, "plain": plain}
+    yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1, extra=extra, per_rank={"at": [7]})
+    draws = torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    model, optimizer = trained()
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [9])
+    found = yr.load_checkpoint(
+        tmp_path, model, optimizer, yard, extra={"schedule": schedule, "plain": None}, per_rank={"at": None}
+    ).extra["plain"]
+    assert torch.equal(draws[0], torch.rand(3))
+    assert draws[1:] == (random.random(), np.random.rand())  # noqa: NPY002
+    assert schedule.milestones == Counter({2: 2, 5: 1})
+    assert isinstance(schedule.milestones, Counter)
+    assert optimizer.param_groups[0]["lr"] == torch.tensor(0.25)
+    assert math.isnan(found.pop("nan"))
+    assert (found.pop("array") == plain["array"]).all()
+    assert found.pop("scalar") == plain["scalar"]
+    tensors = found.pop("tensors")
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, plain["tensors"], strict=True)
+    )
+    assert found == {key: plain[key] for key in found}
+    assert isinstance(found["pair"], tuple)
+
+
+def test_numbers_are_kept_to_the_last_bit(tmp_path, yard):
+    chance = random.Random(3)
+    numbers = [chance.uniform(-1, 1) * 10.0 ** chance.randint(-300, 300) for _ in range(2000)]
+    numbers += [5e-324, -0.0, 1.7976931348623157e308, 0.1]
+    model, optimizer = trained()
+    yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1, extra={"n": numbers})
+    found = yr.load_checkpoint(tmp_path, model, optimizer, yard, extra={"n": None}).extra["n"]
+    assert [one.hex() for one in found] == [one.hex() for one in numbers]
+
+
+@pytest.mark.parametrize("bad", [{"tuple": 3}, {"float": "7"}, {"dtype": "nn"}, {"x": 1}, {}, {"bytes": "é"}, {"pairs": [1]},
+                                 {"set": [[1]]}, {"tensor": ["a"]}, {"device": "nowhere"}, {"pairs": [[[1], 2]]}])  # fmt: skip
+def test_a_value_that_is_none_is_named(bad):
+    with pytest.raises(InvalidFile, match="here"):
+        decode("here", [bad], {}.__getitem__)
+
+
+def test_what_holds_itself_is_refused():
+    value = []
+    value.append(value)
+    with pytest.raises(NotSaved, match="deep"):
+        encode("extra.x", value, {})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_experts_of_a_stack_saved_in_pieces_are_read_and_no_others(tmp_path, yard, monkeypatch, seed):
+    chance = random.Random(seed)
+    monkeypatch.setattr(logical, "PIECE_BYTES", chance.choice([8, 100, 1000]))
+    model = torch.nn.Linear(5, 12)
+    yr.save_checkpoint(tmp_path, model, None, yard, step=1)
+    whole = yr.read_tensors(tmp_path)["model.weight"]
+    assert torch.equal(whole, model.weight)
+    own = tuple(chance.sample(range(12), 5))
+    stack = LogicalStack(torch.full((5, 5), math.nan), own, 12)
+    found = tmp_path / "step-00000001"
+    stored = checkpoint._open(found, checkpoint.read_about(found), None, False)
+    stored.fill({"model.weight": stack})
+    assert torch.equal(stack.local, whole[list(own)])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pieces_that_leave_a_gap_or_meet_are_refused(seed):
+    """Against counting every value."""
+    chance = np.random.default_rng(seed)
+    shape = tuple(chance.integers(1, 4, chance.integers(1, 3)).tolist())
+    boxes, counts = [], np.zeros(shape, int)
+    while counts.min() == 0:
+        offset = [int(chance.integers(0, n)) for n in shape]
+        size = [int(chance.integers(1, n - a + 1)) for n, a in zip(shape, offset, strict=True)]
+        part = tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))
+        if counts[part].any() and chance.random() < 0.98:
+            continue
+        boxes.append((tuple(offset), tuple(size)))
+        counts[part] += 1
+        if chance.random() < 0.03:
+            break
+    if (counts == 1).all():
+        check_whole("here", shape, boxes)
+    else:
+        with pytest.raises(InvalidFile, match="here"):
+            check_whole("here", shape, boxes)
+
+
+def test_a_plain_safetensors_reader_opens_the_files(tmp_path, yard):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, optimizer = trained()
+    path = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1)
+    found = safetensors.load_file(path / "rank-00000.safetensors")
+    assert torch.equal(found["model.0.weight"], model[0].weight)
+    index = json.loads((path / "index.json").read_text())
+    assert set(index["tensors"]) == set(found)
