@@ -96,17 +96,6 @@ def calls(name):
     return json.loads(made.stdout.splitlines()[-1])
 
 
-def objects_in(folder, kinds=("callable", "linkable", "called")):
-    """{kernel: its signatures} of the objects of these kinds in a folder of one stamp."""
-    found = defaultdict(set)
-    for path in folder.glob("[!.]*-*"):
-        with open(path, "rb") as file:
-            kind, _, signature = file.readline().decode().strip().partition(" ")
-        if kind in kinds:
-            found[path.name.rpartition("-")[0]].add(signature)
-    return found
-
-
 def types_below(entries):
     """{kernel: its signatures} of these entries and all that they call: numba finds the types, and is kept from making code."""
     from numba.core.compiler import _LowerResult
@@ -157,10 +146,12 @@ if __name__ == "__main__":
             warnings.simplefilter("ignore")  # uint64 wraps around in a hash
             run(sys.argv[2])
         print(json.dumps({name: sorted(several) for name, several in seen.items()}))
+    elif sys.argv[1:2] == ["--show"]:
+        print(json.dumps(record(list(COMMANDS))))
     else:
         from moeyard.kernels.signatures import FILE
 
-        data, twice = record(sys.argv[1:] or list(COMMANDS))
+        data, twice = record(list(COMMANDS))
         FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for name, several in twice.items():
             print(f"{name} has {len(several)} signatures:\n  " + "\n  ".join(several), file=sys.stderr)

@@ -73,8 +73,8 @@ def _kernels() -> Finding:
         return Finding(
             "kernels", False, f"kept nowhere: cannot write to {tried}; set XDG_CACHE_HOME", enables
         )
-    kept = {path.name for place in objects.places() for path in (place / objects.STAMP).glob("[!.]*")}
-    return Finding("kernels", True, f"{len(kept)} compiled, kept in {where}", enables)
+    made = sum(name.endswith(".code") for name in objects.kept())
+    return Finding("kernels", True, f"{made} compiled, kept in {where}", enables)
 
 
 def _torch() -> list[Finding]:

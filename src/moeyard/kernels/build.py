@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any
 
 from numba import config
 
@@ -39,21 +38,22 @@ def build(names: Iterable[str]) -> int:
     written: then a kernel is compiled when it is called."""
     if config.DISABLE_JIT or objects.folder() is None or not sys.executable:
         return 0
-    wanted = _with_callees(names)
-    _tried.update(wanted)
-    if not _missing(wanted):
+    known = table().kernels
+    _tried.update(names := [name for name in names if name in known])
+    if not _missing(names):  # what they call is linked into them
         return 0
     with _alone():
-        missing = _missing(wanted)  # another process may just have made them
-        if missing:
-            _run(missing)
+        if not _missing(names):  # another process has just made them
+            return 0
+        missing = _missing(_with_callees(names))
+        _run(missing)
     return len(missing)
 
 
-def _ask(name: str, args: tuple[Any, ...]) -> bool:
+def _ask(name: str, signature: str) -> bool:
     """An object is missing in a call: build the smallest group of entries that has it, if it is one of ours with the known types."""
     known = table()
-    if name in _tried or _arguments(name) != args:
+    if name in _tried or known.kernels.get(name) != signature:
         return False
     groups = [group for group in known.commands.values() if name in group]
     group: list[str] = min(groups, key=len) if groups else [name]
@@ -64,13 +64,12 @@ def _ask(name: str, args: tuple[Any, ...]) -> bool:
 objects.TRY_TO_BUILD.append(_ask)
 
 
-def _arguments(name: str) -> tuple[Any, ...] | None:
-    """The types the table gives a kernel; None where it does not know it or speaks of what is gone: it is older than the sources."""
-    text = table().kernels.get(name)
-    try:
-        return None if text is None else arguments(text)
-    except (AttributeError, ModuleNotFoundError):
-        return None
+def _is_known(name: str) -> bool:
+    """In the table, and its types are there: not where the table is older than the sources."""
+    with contextlib.suppress(KeyError, AttributeError, ModuleNotFoundError):
+        arguments(table().kernels[name])
+        return True
+    return False
 
 
 def callees(name: str) -> list[str]:
@@ -86,7 +85,7 @@ def _with_callees(names: Iterable[str]) -> list[str]:
     ordered = dict[str, None]()
 
     def visit(name: str) -> None:
-        if name in ordered or _arguments(name) is None:
+        if name in ordered or not _is_known(name):
             return
         with contextlib.suppress(ModuleNotFoundError):
             import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
@@ -102,13 +101,13 @@ def _with_callees(names: Iterable[str]) -> list[str]:
 
 def _missing(names: Iterable[str]) -> list[str]:
     """Without their object, or with one that only callers can use where Python calls it."""
-    known = table()
-    found = []
-    for name in names:
-        data = objects.read(name, _arguments(name) or ())
-        if data is None or (name in known.entries and not objects.is_callable(data)):
-            found.append(name)
-    return found
+    known, kept = table(), objects.kept()
+
+    def there(name: str) -> bool:
+        kinds = ("code",) if name in known.entries else ("code", "link")
+        return any(objects.file_name(name, known.kernels[name], kind) in kept for kind in kinds)
+
+    return [name for name in names if not there(name)]
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from numba import config, njit, types
 from numba.core import sigutils
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from moeyard.kernels.signatures import written
@@ -35,7 +36,7 @@ _FORMAT = 1  # of the objects on disk
 _STAMPS_KEPT = 4  # old states of the sources that keep their objects: a few branches, not all of history
 
 KERNELS: dict[str, Any] = {}  # by name, in order of import; plain functions where the JIT is off
-TRY_TO_BUILD: list[Callable[[str, tuple[Any, ...]], bool]] = []  # asked once for an object that is missing
+TRY_TO_BUILD: list[Callable[[str, str], bool]] = []  # asked once for an object that is missing
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -119,31 +120,39 @@ def _prune(place: Path) -> None:
         old.rmdir()
 
 
-def file_name(name: str, args: tuple[Any, ...]) -> str:
-    """One file for a kernel and the types it is called with."""
-    return f"{name}-{hashlib.sha256(str(args).encode()).hexdigest()[:16]}"
+def file_name(name: str, signature: str, kind: str) -> str:
+    """One file for a kernel, the types it is called with, and a kind: `code` can be called, `link` only be linked into a caller."""
+    return f"{name}-{hashlib.sha256(signature.encode()).hexdigest()[:16]}.{kind}"
 
 
-def read(name: str, args: tuple[Any, ...]) -> bytes | None:
+def kept() -> set[str]:
+    """The files of all objects of this stamp."""
+    found: set[str] = set()
     for place in places():
         with contextlib.suppress(OSError):
-            return (place / STAMP / file_name(name, args)).read_bytes()
+            found.update(os.listdir(place / STAMP))
+    return found
+
+
+def _read(file: str) -> bytes | None:
+    for place in places():
+        with contextlib.suppress(OSError):
+            return (place / STAMP / file).read_bytes()
     return None
 
 
-def write(name: str, args: tuple[Any, ...], data: bytes) -> None:
+def _write(file: str, data: bytes) -> None:
     """Whole or not at all, whoever else writes the same."""
     into = folder()
     if into is None:
         return
-    with tempfile.NamedTemporaryFile(dir=into, prefix=".", delete=False) as file:
-        file.write(data)
-    os.replace(file.name, into / file_name(name, args))
+    with tempfile.NamedTemporaryFile(dir=into, prefix=".", delete=False) as temporary:
+        temporary.write(data)
+    os.replace(temporary.name, into / file)
 
 
-def is_callable(data: bytes) -> bool:
-    """Has machine code (`called` was made in a call, `callable` ahead of one); else it can only be linked into a caller."""
-    return data.startswith(b"call")
+def _signature(sig: Any) -> str:
+    return ", ".join(map(written, sigutils.normalize_signature(sig)[0]))
 
 
 class _Objects(_Cache):  # type: ignore[misc]
@@ -159,26 +168,32 @@ class _Objects(_Cache):  # type: ignore[misc]
         return str(folder())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        args = tuple(sigutils.normalize_signature(sig)[0])
-        target_context.refresh()
-        found = self._load(args, target_context)
-        if found is None and any(ask(self.name, args) for ask in TRY_TO_BUILD):
-            found = self._load(args, target_context)
+        # numba would refresh the context: that imports all it can compile, and scipy, for half a second. An object needs the runtime.
+        rtsys.initialize(target_context)
+        signature = _signature(sig)
+        found = self._load(signature, target_context)
+        if found is None and any(ask(self.name, signature) for ask in TRY_TO_BUILD):
+            found = self._load(signature, target_context)
         return found
 
-    def _load(self, args: tuple[Any, ...], target_context: Any) -> Any:
-        data = read(self.name, args)
-        if data is None or (self.callable_here and not is_callable(data)):
-            return None
-        return CompileResult._rebuild(target_context, *pickle.loads(data[data.index(b"\n") + 1 :]))
+    def _load(self, signature: str, target_context: Any) -> Any:
+        data = _read(file_name(self.name, signature, "code"))
+        if data is None and not self.callable_here:
+            data = _read(file_name(self.name, signature, "link"))
+        return (
+            None
+            if data is None
+            else CompileResult._rebuild(target_context, *pickle.loads(data[data.index(b"\n") + 1 :]))
+        )
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        args = tuple(sigutils.normalize_signature(sig)[0])
-        reduced = data._reduce()
+        signature, reduced = _signature(sig), data._reduce()
         machine_code = reduced[0][2][0]
-        kind = "called" if self.callable_here else "callable" if machine_code else "linkable"
-        head = f"{kind} {', '.join(map(written, args))}\n"  # for people, and for `make signatures`
-        write(self.name, args, head.encode() + dumps(reduced))
+        head = f"{'called' if self.callable_here else 'ahead'} {signature}\n"  # for people
+        _write(
+            file_name(self.name, signature, "code" if machine_code else "link"),
+            head.encode() + dumps(reduced),
+        )
 
     def enable(self) -> None:
         pass
