@@ -19,7 +19,7 @@ from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes
 from moeyard.forms.relays import Relays
-from moeyard.kernels.cost.blocks import direct_seconds
+from moeyard.kernels.cost.blocks import Straight, direct_seconds
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 from moeyard.kernels.cost.operations import lanes_by_time
 from moeyard.kernels.cost.relays import Nics, relays_by_time
@@ -82,14 +82,11 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     Infinite if it is plain early on that it will not stay below `limit`.
     """
     cluster = cluster or form.cluster
-    up, out, wan = cluster.scale_up, cluster.scale_out, cluster.wan or cluster.scale_out
-    return float(
-        direct_seconds(
-            form.traffic.rows, float(form.traffic.row_bytes), cluster.ranks_per_node, cluster.stand_in_R,
-            cluster.node_R, cluster.port_R, cluster.rate_P, cluster.datacenters, (up.bandwidth, up.latency),
-            (out.bandwidth, out.latency), (wan.bandwidth, wan.latency), cluster.contention.law, limit,
-        )
+    straight = Straight(
+        form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip
+    prices = _prices(cluster, form.traffic.row_bytes)
+    return float(direct_seconds(straight, prices, cluster.datacenters, limit))
 
 
 def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
@@ -128,7 +125,7 @@ def estimate_messages(
         solo = size / links.capacity_L[port_MH[:, :2]].min(axis=1)
     ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
     at = np.stack((np.full(len(stage), -1), src, dst, port_MH[:, 0], port_MH[:, 1]))
-    wire = Wire(ptr, at, solo, latency, np.empty(len(stage)), len(links), stages.scale_out, *_NO_LANES)
+    wire = Wire(ptr, at, solo, latency, np.empty(len(stage)), len(links), stages.scale_out.copy(), *_NO_LANES)
     return float(listed_seconds(stages.after_ptr, stages.after, wire, cluster.num_ranks, law))
 
 

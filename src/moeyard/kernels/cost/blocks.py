@@ -5,11 +5,24 @@ Blocks are not spelled out: a port's messages are a row or a column of the traff
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from moeyard.kernels.common.law import factor
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.share import integrate
+
+
+class Straight(NamedTuple):
+    """The traffic, and which way each rank's rows leave and enter its node."""
+
+    rows_RR: np.ndarray
+    per: int  # ranks of a node
+    via_R: np.ndarray  # who sends and receives for a rank between nodes
+    node_R: np.ndarray
+    port_R: np.ndarray  # the nic of each rank
+    rate_P: np.ndarray  # bytes per second of each nic
 
 
 @kernel
@@ -128,16 +141,22 @@ def _busiest_work(rows_RR, node_R, work, law):
 
 
 @kernel
-def direct_seconds(
-    rows_RR, row_bytes, per, via_R, node_R, port_R, rate_P, datacenters, up, out, wan, law, limit
-):  # fmt: skip
-    """Straight blocks: each step's slowest port. `up`, `out` and `wan` are (bandwidth, latency). Infinite if it cannot stay
-    below `limit` under the ideal law, or its busiest port not under the real one."""
+def _inside_seconds(straight, prices):
+    """To the stand-ins, inside the nodes, from the stand-ins."""
     steps = np.zeros(3)
-    for s, rows in enumerate(detour_rows(rows_RR, per, via_R)):
+    for s, rows in enumerate(detour_rows(straight.rows_RR, straight.per, straight.via_R)):
         if rows > 0:
-            steps[s] = rows * row_bytes / up[0] + up[1]
-    crossing = 0.0
+            steps[s] = rows * prices.row_up + prices.lat_up
+    return steps
+
+
+@kernel
+def direct_seconds(straight, prices, datacenters, limit):
+    """Straight blocks: each step's slowest port. Infinite if it cannot stay below `limit` under the ideal law, or its busiest port
+    not under the real one."""
+    rows_RR, via_R, rate_P, law = straight.rows_RR, straight.via_R, straight.rate_P, prices.law
+    node_R, port_R = straight.node_R.copy(), straight.port_R.copy()  # as those of datacenters: one signature
+    steps, crossing = _inside_seconds(straight, prices), 0.0
     for attempt in range(1 if law[0] == 0.0 else 2):
         work = port_work(
             rows_RR, via_R, node_R, port_R, len(rate_P), law if attempt == 1 else (0.0, law[1], law[2])
@@ -145,19 +164,19 @@ def direct_seconds(
         for p in range(len(rate_P)):
             most = max(work[0, p], work[1, p])
             if most > 0:
-                crossing = max(crossing, most * row_bytes / rate_P[p] + out[1])
+                crossing = max(crossing, most * prices.row_bytes / rate_P[p] + prices.lat_out)
         if steps[0] + crossing + steps[2] >= limit:
             return np.inf
         own = len(rate_P) == len(rows_RR)
         for r in range(len(rows_RR) if attempt == 0 else 0):
             own &= via_R[r] == r and rate_P[r] == rate_P[0]
         if own and attempt == 0 and limit < np.inf:
-            most = _busiest_work(rows_RR, node_R, work, law) * row_bytes / rate_P[0] + out[1]
+            most = _busiest_work(rows_RR, node_R, work, law) * prices.row_bytes / rate_P[0] + prices.lat_out
             if steps[0] + most + steps[2] >= limit:
                 return np.inf
     if datacenters > 1:
-        dc_R = node_R // (len(rows_RR) // per // datacenters)
+        dc_R = node_R // prices.nodes_per_dc
         far = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law).max()
         if far > 0:
-            crossing = max(crossing, far * row_bytes / wan[0] + wan[1])
+            crossing = max(crossing, far * prices.row_wan + prices.lat_wan)
     return steps[0] + max(steps[1], crossing) + steps[2]
