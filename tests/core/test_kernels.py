@@ -41,6 +41,7 @@ TOO_LARGE = {
 BY_WAY_OF = {
     "common.heap": ("slow_flow.py", "slow_simulate"),
     "common.law": ("slow_flow.py", "capacity"),
+    "cost.relays": ("core/test_relays.py", "test_the_estimate_follows_gateways"),
     "flow.run": ("slow_flow.py", "slow_simulate"),
     "flow.sharing": ("slow_flow.py", "max_min"),
     "program.blocks": (
