@@ -46,7 +46,7 @@ BY_WAY_OF = {
         "core/test_estimate.py",
         "test_across_datacenters_the_estimate_is_near_the_simulation",
     ),
-    "cost.relays": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
+    "cost.relays": ("core/test_relays.py", "test_the_estimate_follows_gateways"),
     "cost.walk": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
     "cost.wire": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
     "lanes.emit": ("core/test_estimate.py", "slow_match"),

@@ -12,6 +12,7 @@ from tests.strategies import jobs
 
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
+from moeyard.estimate import estimate_relays
 from moeyard.forms.beside import Beside
 from moeyard.forms.lanes import Pairs
 from moeyard.forms.relays import Relays
@@ -170,3 +171,22 @@ def test_rows_inside_and_between_datacenters_keep_their_own_stages():
     assert [[q - first for q in names] for names in named[first:]] == [
         form.lanes.stages.after[a:b].tolist() for a, b in pairwise(form.lanes.stages.after_ptr.tolist())
     ]
+
+
+@pytest.mark.parametrize("per", [1, 4])
+@pytest.mark.parametrize(("nodes", "centers"), [(2, 2), (3, 3), (8, 4)])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_the_estimate_follows_gateways(nodes, centers, per, loss):
+    """Where nothing is handed round, to the last bit; else within 2% of the simulation of these messages alone."""
+    law = Contention(loss, 1, 2.0)
+    cluster = Cluster(
+        nodes, per, Port(380e9, 2e-6), Port(48.85e9, 1e-5), datacenters=centers, wan=Port(5e9, 1e-3), contention=law
+    )  # fmt: skip
+    rows = np.array(workload("zipf:0.9", cluster.num_ranks, mb=16).rows)
+    center = cluster.node_R // cluster.nodes_per_datacenter
+    traffic = Traffic(np.where(center[:, None] == center, 0, rows), 8192)
+    for _, make in relay_orders(Pairs.of(cluster, traffic)):
+        form = make()
+        seconds = my.simulate(cluster, my.Schedule(cluster, traffic, form, "wan")).makespan
+        alone = per == 1 and nodes == centers
+        assert estimate_relays(form) == pytest.approx(seconds, rel=1e-9 if alone else 0.02)

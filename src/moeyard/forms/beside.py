@@ -41,9 +41,9 @@ class Beside:
             for stages, before in zip(each, accumulate(edges, initial=0), strict=False)
         ]
         return Stages(
-            frozen(np.concatenate([stages.scale_out for stages in each])),
-            frozen(np.concatenate([*ptr, [sum(edges)]])),
-            frozen(np.concatenate(names)),
+            np.concatenate([stages.scale_out for stages in each]),
+            np.concatenate([*ptr, [sum(edges)]]),
+            np.concatenate(names),
         )
 
     def sends(self, rank: int) -> IntArray:

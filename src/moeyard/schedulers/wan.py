@@ -115,7 +115,7 @@ def _relays(pairs: Pairs, sums: tuple[IntArray, ...], wire: IntArray, *, in_turn
     plan = Plan(
         pairs.traffic.rows, size_RD, start_RD, stand_in, gate, chains, pieces, stage, cluster.ranks_per_node
     )
-    return Relays(cluster, pairs.traffic, Stages(frozen(scale_out), frozen(ptr), frozen(after)), plan)
+    return Relays(cluster, pairs.traffic, Stages(scale_out, ptr, after), plan)
 
 
 @lru_cache(maxsize=8)
