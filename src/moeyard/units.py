@@ -22,6 +22,13 @@ def _split(text: str, examples: str) -> tuple[float, str]:
     raise MoeyardError(f"cannot read {text!r}; write {examples}")
 
 
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError as error:  # a whole number of hundreds of digits
+        raise MoeyardError("cannot read a number above 1.8e308; write a smaller one") from error
+
+
 def _bytes(number: float, unit: str) -> float | None:
     """`number` of a unit such as B, MB, GiB, Gbit; None if it is none of these."""
     for suffix, size in (("bit", 0.125), ("B", 1.0)):
@@ -34,7 +41,7 @@ def _bytes(number: float, unit: str) -> float | None:
 def parse_bytes(text: str | float) -> float:
     """Bytes: a number, or text such as "256 MB" or "64 KiB"."""
     if isinstance(text, (int, float)):
-        return float(text)
+        return _float(text)
     number, unit = _split(text, 'a size such as "256 MB" or "64 KiB"')
     size = number if not unit else _bytes(number, unit)
     if size is None:
@@ -45,7 +52,7 @@ def parse_bytes(text: str | float) -> float:
 def parse_bandwidth(text: str | float) -> float:
     """Bytes per second: a number, or text such as "400 Gbit/s" or "48.85 GB/s"."""
     if isinstance(text, (int, float)):
-        return float(text)
+        return _float(text)
     number, unit = _split(text, 'a rate such as "400 Gbit/s" or "48.85 GB/s"')
     rate = number if not unit else _bytes(number, unit.removesuffix("/s")) if unit.endswith("/s") else None
     if rate is None:
@@ -58,7 +65,7 @@ def parse_bandwidth(text: str | float) -> float:
 def parse_seconds(text: str | float) -> float:
     """Seconds: a number, or text such as "10 us"."""
     if isinstance(text, (int, float)):
-        return float(text)
+        return _float(text)
     number, unit = _split(text, 'a time such as "10 us"')
     per_second = _PER_SECOND.get(unit or "s")
     if per_second is None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -79,52 +80,85 @@ def read_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
         return {"rows": _read_csv(path)}
     if suffix not in (".npy", ".npz"):
         raise InvalidFile(f"{path}: unknown kind of file {suffix!r}; use .npy, .npz or .csv")
-    return parse_arrays(path, Path(path).read_bytes(), f"cannot be read as {suffix}")
+    return parse_arrays(path, f"cannot be read as {suffix}")
 
 
-def parse_arrays(path: PathLike, content: bytes, failed: str) -> dict[str, NDArray[Any]]:
+def parse_arrays(path: PathLike, failed: str) -> dict[str, NDArray[Any]]:
     """The arrays of a file that numpy wrote, by name; nothing in it is executed, and no header is believed.
 
     `failed` says in an error what went wrong.
     """
-    try:
-        if not zipfile.is_zipfile(io.BytesIO(content)):
-            return {"rows": _read_npy(io.BytesIO(content))}
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            found = {}
-            for item in archive.infolist():
-                with archive.open(item) as file:
-                    found[item.filename.removesuffix(".npy")] = _read_npy(file)
-            return found
-    except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile, MemoryError,
-            SyntaxError) as error:  # fmt: skip
-        reason = "damaged, or not written by numpy"
-        if "Object arrays" in str(error):
-            reason = "it holds Python objects"
-        elif isinstance(error, _HeaderLies | MemoryError):
-            reason = str(error) or "more than fits into memory"
-        raise InvalidFile(f"{path}: {failed}: {reason}; save it again") from error
+    with open(path, "rb") as content:
+        try:
+            if zipfile.is_zipfile(content):
+                return _read_archive(content)
+            size = content.seek(0, io.SEEK_END)
+            content.seek(0)
+            return {"rows": _read_npy(content, size)}
+        except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile, MemoryError,
+                OverflowError, OSError, struct.error) as error:  # fmt: skip
+            wrong = error
+    reason = "damaged, or not written by numpy"
+    if "Object arrays" in str(wrong):
+        reason = "it holds Python objects"
+    elif isinstance(wrong, _HeaderLies | MemoryError):
+        reason = str(wrong) or "more than fits into memory"
+    raise InvalidFile(f"{path}: {failed}: {reason}; save it again") from wrong
+
+
+def _read_archive(content: IO[bytes]) -> dict[str, NDArray[Any]]:
+    found = {}
+    with zipfile.ZipFile(content) as archive:
+        for item in archive.infolist():
+            if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{item.filename} is packed in a way that numpy does not use")
+            with archive.open(item) as file:
+                found[item.filename.removesuffix(".npy")] = _read_npy(file, item.file_size)
+    return found
 
 
 class _HeaderLies(ValueError):
     """A header that promises more than there is."""
 
 
-def _read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """One array; its header is checked against what follows it before anything is allocated."""
-    version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"version {version} of the format")
-    shape, fortran, dtype = readers[version](file)
+_LONGEST_HEADER = 1 << 16  # bytes; numpy's own are a hundred or so
+
+
+def _read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
+    """One array; its header is checked against the `size` bytes of the file, and no more than it promises is unpacked."""
+    shape, fortran, dtype = _read_header(file)
     if dtype.hasobject:
         raise ValueError("Object arrays are not read")
-    content = file.read()
     promised = math.prod(shape) * dtype.itemsize
-    if promised != len(content):
-        raise _HeaderLies(f"its header promises {promised} bytes of shape {shape}, there are {len(content)}")
+    there = size - file.tell()
+    content = file.read(promised) if promised == there else b""
+    if promised != len(content) or file.read(1) != b"":
+        raise _HeaderLies(f"its header promises {promised} bytes of shape {shape}, there are {there}")
     flat = np.frombuffer(content, dtype=dtype) if content else np.empty(0, dtype)
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    start = file.read(8)
+    version = np.lib.format.read_magic(io.BytesIO(start))
+    kinds = {
+        (1, 0): ("<H", np.lib.format.read_array_header_1_0),
+        (2, 0): ("<I", np.lib.format.read_array_header_2_0),
+    }
+    if version not in kinds:
+        raise ValueError(f"version {version} of the format")
+    kind, read = kinds[version]
+    size = file.read(struct.calcsize(kind))
+    (length,) = struct.unpack(kind, size)
+    if length > _LONGEST_HEADER:  # numpy would unpack all of it before it looks
+        raise _HeaderLies(f"its header has {length} bytes")
+    try:
+        shape, fortran, dtype = read(io.BytesIO(size + file.read(length)))
+    except Exception as error:  # numpy's parser ends in a dozen kinds of error
+        raise ValueError(f"a header that cannot be read: {error!r}") from error
+    if any(isinstance(n, bool) or n < 0 for n in shape):
+        raise ValueError(f"shape {shape}")
+    return shape, fortran, dtype
 
 
 def _read_csv(path: PathLike) -> NDArray[Any]:
@@ -148,14 +182,15 @@ def _read_csv(path: PathLike) -> NDArray[Any]:
                 f"give every line one value per column"
             )
         rows.append([_cell(path, number, column, cell) for column, cell in enumerate(line, 1)])
-    whole = all(isinstance(cell, int) and abs(cell) < 2**62 for row in rows for cell in row)
+    whole = all(isinstance(cell, int) for row in rows for cell in row)
     return np.array(rows, dtype=np.int64 if whole else np.float64)
 
 
 def _cell(path: PathLike, line: int, column: int, text: str) -> float:
     for read in (int, float):
         try:
-            return read(text)
+            number = read(text)
+            return number if abs(number) < 2**62 else float(text)
         except ValueError:
             pass
     raise InvalidFile(f"{path}: line {line}, column {column}: {text!r} is not a number; give row counts")

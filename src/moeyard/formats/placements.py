@@ -49,5 +49,8 @@ def load_placement(path: PathLike) -> Placement:
             if not 0 <= r < data.ranks:
                 raise InvalidFile(f"{path}: hosts[{e}] names rank {r}, but ranks are 0..{data.ranks - 1}")
             hosts[e, r] = True
+    for e, r in enumerate(data.home):
+        if not 0 <= r < data.ranks:
+            raise InvalidFile(f"{path}: expert {e} has home {r}, but ranks are 0..{data.ranks - 1}")
     with named(path):
         return Placement(data.home, hosts, data.planner)

@@ -104,6 +104,9 @@ def _table(rows: list[list[int]], what: str, width: int) -> IntArray:
 
 def _stages(stages: list[_Stage]) -> Stages:
     scale_out = np.array([stage.tier == "scale_out" for stage in stages], dtype=np.bool_)
+    for i, stage in enumerate(stages):
+        if wrong := [q for q in stage.after if not 0 <= q < len(stages)]:
+            raise InvalidFile(f"stages[{i}] is after stage {wrong[0]}; there are stages 0..{len(stages) - 1}")
     ptr = np.cumsum([0, *(len(stage.after) for stage in stages)], dtype=np.int64)
     after = np.array([q for stage in stages for q in stage.after], dtype=np.int64)
     return Stages(frozen(scale_out), frozen(ptr), frozen(after))

@@ -61,8 +61,8 @@ def _complaint(error: ValidationError, prefix: tuple[str | int, ...], model: typ
 def _known_keys(model: type[BaseModel] | None, path: tuple[int | str, ...]) -> list[str]:
     """The keys of the table at `path`."""
     for step in path:
-        if model is None or isinstance(step, int):
-            continue
+        if model is None or isinstance(step, int) or step not in model.model_fields:
+            continue  # of a list, or of a table with keys of its own
         kinds = [
             model.model_fields[step].annotation,
             *getattr(model.model_fields[step].annotation, "__args__", ()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +55,7 @@ def save_timeline(timeline: Timeline, path: PathLike) -> None:
 
 def load_timeline(path: PathLike) -> Timeline:
     """What `save_timeline` wrote, checked."""
-    arrays = parse_arrays(path, Path(path).read_bytes(), "not a timeline")
+    arrays = parse_arrays(path, "not a timeline")
     lacking = [name for name in (*_ARRAYS, "traffic_rows", "row_bytes", "meta") if name not in arrays]
     if lacking:
         raise InvalidFile(f"{path}: not a timeline: no array {lacking[0]!r}; write one with Timeline.save")
@@ -96,6 +95,8 @@ def _check_lengths(path: PathLike, arrays: dict[str, NDArray[Any]]) -> None:
                 f"{path}: not a timeline: array {name!r} is {arrays[name].dtype} of shape {arrays[name].shape}; "
                 f"each needs one number for each of {count} messages"
             )
+        if not np.isfinite(arrays[name]).all():
+            raise InvalidFile(f"{path}: array {name!r} holds a time that is no number; write it again")
     cause = arrays["cause"]
     if len(cause) and not (cause.min() >= -1 and cause.max() < len(cause)):
         raise InvalidFile(

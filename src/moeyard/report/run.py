@@ -18,6 +18,7 @@ import numpy as np
 
 from moeyard.bounds import bound
 from moeyard.errors import InvalidFile
+from moeyard.formats.strict import short
 from moeyard.provenance import Network, Provenance, Source, by_source
 from moeyard.report import figures
 from moeyard.report.page import Page, Section
@@ -72,14 +73,16 @@ def load_run(folder: str | Path) -> Run:
         if not modes:
             raise InvalidFile(f"{path}: no mode has done a step; go on with `moeyard train --resume`")
         return Run(data["title"], data["conditions"], data["emulated"], Network(data["network"]), modes)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except RecursionError:
+        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
+    except ValueError as error:  # also: not UTF-8
         raise InvalidFile(f"{path}: not JSON: {error}") from error
 
 
@@ -89,11 +92,17 @@ def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
         raise InvalidFile(f"{path}: no such file; the run's folder is incomplete")
     steps: list[Any] = []
     events: list[Any] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise InvalidFile(f"{path}: not text: {error}") from error
+    for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidFile(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+            raise InvalidFile(f"{path}:{number}: {short(entry)} is no step and no event of a run")
         (events if "event" in entry else steps).append(entry)
     planned, measured = (
         Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
