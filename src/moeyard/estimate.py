@@ -67,7 +67,10 @@ def estimate_lanes(form: Lanes, cluster: Cluster | None = None) -> float:
     cluster = cluster or pairs.cluster
     prices = _prices(cluster, pairs.traffic.row_bytes)
     if cluster.wan is None or cluster.datacenters == 1:
-        return float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices))
+        seconds = float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices))
+        # Lanes that start one by one are given the time of all together: never less than the busiest node's bytes take.
+        slower = pairs.cluster.scale_out.bandwidth / cluster.scale_out.bandwidth
+        return max(seconds, pairs.busiest * slower + prices.lat_out) if pairs.busiest > 0.0 else seconds
     return float(
         lanes_by_time(
             form.order, pairs.kernel, prices, cluster.rate_P, cluster.wan.bandwidth, pairs.loads, pairs.local[1],
