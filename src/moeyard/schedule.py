@@ -37,7 +37,7 @@ class Stages:
     @cached_property
     def reversed(self) -> Stages:
         """The same stages walked backwards: numbered from the end, every edge turned round."""
-        ptr, after = inverted_after(self.after_ptr, self.after)
+        ptr, after = inverted_after(*(frozen(array.view()) for array in (self.after_ptr, self.after)))
         return Stages(frozen(self.scale_out[::-1].copy()), frozen(ptr), frozen(after))
 
 

@@ -159,6 +159,7 @@ class _Objects(_Cache):  # type: ignore[misc]
     """One kernel's compiled objects on disk, as numba asks for them."""
 
     callable_here = True  # a process that only compiles takes objects without machine code too
+    compiling = 0  # kernels being compiled in this process, one inside another
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -174,6 +175,10 @@ class _Objects(_Cache):  # type: ignore[misc]
         found = self._load(signature, target_context)
         if found is None and any(ask(self.name, signature) for ask in TRY_TO_BUILD):
             found = self._load(signature, target_context)
+        if found is None and self.callable_here:
+            if not _Objects.compiling:
+                print(f"compiling {self.name}", file=sys.stderr, flush=True)
+            _Objects.compiling += 1
         return found
 
     def _load(self, signature: str, target_context: Any) -> Any:
@@ -187,6 +192,7 @@ class _Objects(_Cache):  # type: ignore[misc]
         )
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        _Objects.compiling -= 1
         signature, reduced = _signature(sig), data._reduce()
         machine_code = reduced[0][2][0]
         head = f"{'called' if self.callable_here else 'ahead'} {signature}\n"  # for people
