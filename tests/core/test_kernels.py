@@ -21,15 +21,6 @@ MOST_LINES, MOST_PARAMETERS = 59, 9
 TOO_LARGE = set[str]()
 
 
-# Kernels still with two signatures. None may be added.
-TWICE = {
-    "cost.blocks.port_work",
-    "cost.walk.listed_seconds",
-    "cost.walk.new_clock",
-    "cost.walk.new_shared",
-    "cost.wire.stage_seconds",
-    "orders.bits.use_edges",
-}
 # Files whose reference is reached by way of what calls them: where it is.
 BY_WAY_OF = {
     "common.heap": ("slow_flow.py", "slow_simulate"),
@@ -113,7 +104,7 @@ def test_the_table_is_true_and_every_kernel_has_one_signature(root):
         check=True,
     )
     found, twice = json.loads(made.stdout.splitlines()[-1])
-    assert set(twice) <= TWICE
+    assert twice == {}
     assert found == json.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.compile import kernel
-from moeyard.kernels.orders.bits import match_all, new_matching, use_edges
+from moeyard.kernels.orders.bits import bit, match_all, new_matching
 
 
 @kernel
@@ -32,6 +32,17 @@ def _unmatch(matching):
 
 
 @kernel
+def _use_edges(edges, work_NN, least):
+    """As in `bits`, of seconds: rows are compared as the integers they are."""
+    for k in range(len(edges)):
+        for w in range(edges.shape[1]):
+            edges[k, w] = 0
+        for f in range(len(edges)):
+            if work_NN[k, f] >= least:
+                edges[k, f >> 6] |= bit(f)
+
+
+@kernel
 def heavy_matchings(work_NN, step):
     """Every ordered pair of nodes once, as nodes - 1 permutations, pairs of like work together, heavy ones first.
 
@@ -49,12 +60,12 @@ def heavy_matchings(work_NN, step):
     perms = np.empty((nodes - 1, nodes), np.int16)
     for p in range(nodes - 1):
         _unmatch(matching)
-        use_edges(matching.edges, unused, threshold)
+        _use_edges(matching.edges, unused, threshold)
         while not match_all(
             *matching
         ):  # the rows matched so far stay; the others try again at each threshold
             threshold = threshold * step if threshold > floor else 0.0  # what is unused always has a matching
-            use_edges(matching.edges, unused, threshold)
+            _use_edges(matching.edges, unused, threshold)
         for k in range(nodes):
             perms[p, k] = matching.to[k]
             unused[k, matching.to[k]] = -1.0
