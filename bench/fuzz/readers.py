@@ -17,6 +17,7 @@ import numpy as np
 
 import moeyard as my
 from moeyard.formats import arrays, clusters, models, placements, schedules, timelines
+from moeyard.report.run import load_run
 from moeyard.report.write import page_of_run
 
 STORED = Path(__file__).resolve().parent.parent.parent / "tests" / "core" / "written_by_0_1"
@@ -78,6 +79,10 @@ def make_models(folder: Path) -> list[Path]:
         found.append(folder / f"{name}.json")
         found[-1].write_text(json.dumps(config))
     return found
+
+
+def read_model(path: Path) -> None:
+    models.load_model(path, tokens_per_rank=4096)
 
 
 def read_trace(path: Path) -> None:
@@ -215,8 +220,9 @@ READERS = {
         Reader("placements", stored("placement.json"), placements.load_placement),
         Reader("schedules", stored("schedule.json"), schedules.load_schedule),
         Reader("timelines", make_timelines, read_timeline),
-        Reader("models", make_models, models.load_model),
-        Reader("runs", make_runs, page_of_run),
+        Reader("models", make_models, read_model),
+        Reader("runs", make_runs, load_run),
+        Reader("pages", make_runs, page_of_run),
         Reader("checkpoints", make_checkpoints, read_checkpoint, one_rank, seal_anew),
         Reader("folders", make_folders, read_folder, a_yard),
     )

@@ -80,7 +80,7 @@ class ModelSpec:
         """
         hidden = _of(config, "hidden_size", "d_model", "n_embd")
         inner = _inner(config)
-        gated = _field(_text(config), "model_type") not in _NON_GATED
+        gated = _model_type(config) not in _NON_GATED
         weights = (3 if gated else 2) * hidden * inner
         layers, dense_layers = _moe_layers(config)
         experts = num_experts(config)
@@ -121,7 +121,7 @@ def num_experts(config: Any) -> int:
 
 def top_k(config: Any) -> int:
     """Rows that each token makes: the experts chosen per token."""
-    fixed = _FIXED_TOP_K.get(_field(_text(config), "model_type"))
+    fixed = _FIXED_TOP_K.get(_model_type(config))
     return fixed or _of(
         config,
         "num_experts_per_tok",
@@ -154,7 +154,7 @@ def _inner(config: Any) -> int:
 def _moe_layers(config: Any) -> tuple[int, int]:
     """(MoE layers, dense layers)."""
     layers = _of(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    if _field(_text(config), "model_type") == "longcat_flash":  # counts its two attentions as layers
+    if _model_type(config) == "longcat_flash":  # counts its two attentions as layers
         layers = _of(config, "num_layers")
     if _field(_text(config), "is_encoder_decoder"):
         layers += _maybe(config, "num_decoder_layers", "decoder_layers") or 0
@@ -166,6 +166,8 @@ def _moe_layers(config: Any) -> tuple[int, int]:
         sparse = blocks.count("moe")
     else:
         only_dense = _field(_text(config), "mlp_only_layers") or ()
+        if not isinstance(only_dense, (list, tuple)):
+            raise InvalidModel(f"mlp_only_layers is {only_dense!r:.60}; give a list of layers")
         dense = _maybe(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or len(
             only_dense
         )
@@ -231,6 +233,11 @@ def _text(config: Any) -> Any:
     return config if inner is None else inner
 
 
+def _model_type(config: Any) -> str:
+    found = _field(_text(config), "model_type")
+    return found if isinstance(found, str) else ""
+
+
 def _of(config: Any, *names: str) -> int:
     """The first of these fields that the config's text part, or the config, has."""
     value = _maybe(config, *names)
@@ -241,6 +248,9 @@ def _of(config: Any, *names: str) -> int:
     return value
 
 
+_MOST = 2**40  # of anything that a config counts: products of several stay numbers
+
+
 def _maybe(config: Any, *names: str) -> int | None:
     for part in (_text(config), config, _field(_text(config), "ffn_config")):
         for name in names:
@@ -248,6 +258,8 @@ def _maybe(config: Any, *names: str) -> int | None:
             if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
                 value = max(value)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                if value >= _MOST:
+                    raise InvalidModel(f"{name} is {value}; no model has that, correct it")
                 return value
     return None
 

@@ -7,14 +7,15 @@ load_pretrained(model, "folder", yard)                     # the same for a mode
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from moeyard.errors import InvalidFile, InvalidModel
+from moeyard.errors import InvalidFile, InvalidModel, MoeyardError
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.hf.initial import materialize
 from moeyard.runtime.hf.parallelize import Homes, parallelize
@@ -47,21 +48,59 @@ def from_pretrained(
 
     The class is the folder's own architecture; dtype the folder's own unless given; `options` go to the model's config.
     """
+    options.setdefault("trust_remote_code", False)  # or a config could name code to fetch and run
+    with TensorFiles(folder) as files, _as_ours(folder, "no model can be built from its config.json"):
+        model = _build(folder, files, dtype, options)
+        parallelize(model, yard, homes=homes)
+    load_pretrained(model, folder, yard)
+    return model.eval()
+
+
+def _build(folder: PathLike, files: TensorFiles, dtype: torch.dtype | None, options: dict[str, Any]) -> Any:
+    """The folder's architecture on the meta device."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, **options)
     names = config.architectures or []
-    kind = getattr(transformers, names[0], None) if names else None
-    if kind is None:
+    kind = getattr(transformers, names[0], None) if names and isinstance(names[0], str) else None
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise InvalidFile(
             f"{folder}: config.json names the architecture {names}, which transformers does not have"
         )
+    _check_size(folder, config, files)
     chosen = dtype or config.dtype or torch.float32
     with torch.device("meta"):
-        model = kind._from_config(config, dtype=chosen)
-    parallelize(model, yard, homes=homes)
-    load_pretrained(model, folder, yard)
-    return model.eval()
+        return kind._from_config(config, dtype=chosen)
+
+
+_LAYERS = ("num_hidden_layers", "num_layers")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _check_size(folder: PathLike, config: Any, files: TensorFiles) -> None:
+    """Modules cost memory and time even on the meta device: no more layers than tensors, no more experts than bytes."""
+    text = config.get_text_config()
+    for keys, most, of in ((_LAYERS, len(files), "tensors"), (_EXPERTS, files.size, "bytes")):
+        for key in keys:
+            value = getattr(text, key, None)
+            if isinstance(value, int | float) and value > most:
+                raise InvalidFile(
+                    f"{folder}: config.json says {key} = {value}, but its files hold {most} {of}"
+                )
+    if "/" in str(getattr(config, "_attn_implementation", "")):
+        raise InvalidFile(f"{folder}: config.json names attention code to fetch and run; give another")
+
+
+@contextmanager
+def _as_ours(folder: PathLike, what: str) -> Iterator[None]:
+    """Whatever transformers makes of a folder's content, in one line."""
+    try:
+        yield
+    except MoeyardError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise InvalidFile(f"{folder}: {what}: {type(error).__name__}: {reason}") from error
 
 
 @torch.no_grad()
@@ -77,9 +116,11 @@ def load_pretrained(model: nn.Module, folder: PathLike, yard: Base, *, strict: b
         raise InvalidModel(
             f"{folder}: the config asks for quantized weights; experts are cut in floating point only: dequantize it first"
         )
-    was_empty = materialize(inner, yard)
-    plain = plain_tensors(inner)
-    with TensorFiles(folder) as files:
+    with TensorFiles(folder) as files, _as_ours(folder, "its weights are not of this model"):
+        if strict:
+            _check_room(folder, inner, files)
+        was_empty = materialize(inner, yard)
+        plain = plain_tensors(inner)
         groups, unused, used = _groups(inner, files, plain)
         loaded: set[str] = set()
         for target, group in groups.items():
@@ -92,6 +133,19 @@ def load_pretrained(model: nn.Module, folder: PathLike, yard: Base, *, strict: b
             _initialise(inner, plain, missing)
         inner.tie_weights(recompute_mapping=False)
         return Loaded(files.bytes_read, tuple(sorted(missing)), tuple(sorted(unused)))
+
+
+_SLACK = 64 << 20  # bytes: what a model makes for itself, such as tables of positions
+
+
+def _check_room(folder: PathLike, model: nn.Module, files: TensorFiles) -> None:
+    """Before memory is taken for it: a config cannot ask for much more than the files hold."""
+    empty = {id(one): one for one in (*model.parameters(), *model.buffers()) if one.is_meta}
+    asked = sum(one.numel() * one.element_size() for one in empty.values())
+    if asked > 8 * files.size + _SLACK:  # 8: a file of bytes, a model of float64
+        raise InvalidFile(
+            f"{folder}: the config asks for {asked} bytes here, the files hold {files.size}; they do not belong together"
+        )
 
 
 def _groups(

@@ -7,6 +7,7 @@ position straight into their tensors: nothing else of the file is touched, mappe
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from moeyard.errors import InvalidFile
-from moeyard.formats.strict import PathLike
+from moeyard.formats.strict import PathLike, short
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _DTYPES = {
@@ -61,6 +62,14 @@ class TensorFiles:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
@@ -124,8 +133,11 @@ def _files(where: Path) -> list[Path]:
     if (where / INDEX).exists():
         try:
             names = set(json.loads((where / INDEX).read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise InvalidFile(f"{where / INDEX}: not an index of safetensors files: {error!r}") from error
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:  # never a path out of the folder
+                raise InvalidFile(f"{where / INDEX}: {short(name)} is no name of a file beside it")
         return [where / name for name in sorted(names)]
     if (where / SINGLE).exists():
         return [where / SINGLE]
@@ -135,21 +147,26 @@ def _files(where: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, _Entry]:
+    """Every entry checked against the file's bytes: what it promises is there."""
     try:
         with open(file, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
             (length,) = struct.unpack("<Q", stream.read(8))
-            if length > _HEADER_LIMIT:
-                raise ValueError(f"a header of {length} bytes")
+            if length > min(_HEADER_LIMIT, size - 8):
+                raise ValueError(f"a header of {length} bytes in {size}")
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        return {
-            name: _Entry(
-                file, _DTYPES[one["dtype"]], tuple(one["shape"]), 8 + length + one["data_offsets"][0]
-            )
-            for name, one in header.items()
-        }
-    except (ValueError, struct.error, KeyError, TypeError) as error:
+        return {name: _entry(file, one, 8 + length, size) for name, one in header.items()}
+    except (ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise InvalidFile(f"{file}: not a safetensors file that can be read here: {error!r}") from error
+
+
+def _entry(file: Path, one: dict[str, Any], data: int, size: int) -> _Entry:
+    dtype, shape, (start, end) = _DTYPES[one["dtype"]], one["shape"], one["data_offsets"]
+    whole = all(type(n) is int and 0 <= n < 2**62 for n in (*shape, start, end))
+    if not whole or data + end > size or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{short(one)} in a file of {size} bytes")
+    return _Entry(file, dtype, tuple(shape), data + start)
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
