@@ -164,7 +164,9 @@ def _header(file: Path) -> dict[str, _Entry]:
 def _entry(file: Path, one: dict[str, Any], data: int, size: int) -> _Entry:
     dtype, shape, (start, end) = _DTYPES[one["dtype"]], one["shape"], one["data_offsets"]
     whole = all(type(n) is int and 0 <= n < 2**62 for n in (*shape, start, end))
-    if not whole or data + end > size or end - start != math.prod(shape) * dtype.itemsize:
+    if whole and data + end > size:
+        raise InvalidFile(f"{file}: ends at byte {size}, before a tensor does; copy it again")
+    if not whole or end - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{short(one)} in a file of {size} bytes")
     return _Entry(file, dtype, tuple(shape), data + start)
 
