@@ -119,7 +119,7 @@ _NAMES = {
     "assign": ("ASSIGNERS", "assign"),
     "assignment": ("Assignment",),
     "bounds": ("bound",),
-    "cluster": ("Cluster", "Contention", "Port"),
+    "cluster": ("Contention", "Port"),
     "cost": ("StepCost", "step_cost"),
     "demand": ("Demand",),
     "errors": (
@@ -137,8 +137,10 @@ _NAMES = {
     "estimate": ("estimate",),
     "execute": ("run_local",),
     "formats": ("load_demand", "load_traffic", "save_cluster", "save_demand", "save_trace", "save_traffic"),
+    "formats.clusters": ("Cluster",),  # which puts `load` on it
     "formats.models": ("load_model",),
     "formats.schedules": ("load_schedule", "save_schedule"),
+    "formats.timelines": ("Timeline",),  # which puts `save`, `load` and `to_chrome` on it
     "formats.traces": ("load_trace",),
     "lower": ("lower",),
     "migration": ("Migration",),
@@ -150,7 +152,6 @@ _NAMES = {
     "schedulers": ("SCHEDULERS", "schedule"),
     "sim": ("simulate",),
     "sim.step": ("simulate_step",),
-    "timeline": ("Timeline",),
     "trace": ("Trace",),
     "traffic": ("Traffic",),
     "verify": ("verify",),

@@ -163,6 +163,7 @@ TYPED = {  # page -> {line with a figure in it: why it may stand there}
     "docs/checkpoints.md": {
         "EP 2 x DP 2": "a shape; the test named there holds 1e-9",
         "4 ranks killed 50 times": "what the command does",
+        "within 256 MB plus twice its bytes": "the limit of the command named there",
         "to 1e-12 (float64)": "the limit of the test named there",
     },
     "docs/placement.md": {

@@ -214,13 +214,13 @@ def bench(
 ) -> None:
     """Time all-to-all in a lab: gloo's own and planned ones, each with its spread, times the bound and bus bandwidth."""
     from moeyard.cli.show import print_json
-    from moeyard.cluster import Cluster
+    from moeyard.formats import load_cluster
     from moeyard.lab import bench as lab_bench
     from moeyard.lab.loads import STANDARD
 
     data = lab_bench.bench(
         spec, traffic or STANDARD, method or lab_bench.METHODS, mb=mb, row_bytes=row_bytes, repeat=repeat,
-        calibrated=Cluster.load(calibrated) if calibrated else None, network=known(network), seed=seed,
+        calibrated=load_cluster(calibrated) if calibrated else None, network=known(network), seed=seed,
     )  # fmt: skip
     if out is not None:
         out.write_text(dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
+from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.agree.control import Control
@@ -110,7 +111,7 @@ class Yard:
         self.options = Options(scheduler, planner, slots, policy, model, transport)
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
-        given = Cluster.load(cluster) if isinstance(cluster, str) else cluster
+        given = load_cluster(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
             given = place.part(members_of(where)[0])
         self._store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
