@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness import launch
 
 torch = pytest.importorskip("torch")
 
@@ -294,3 +295,10 @@ def test_a_plain_safetensors_reader_opens_the_files(tmp_path, yard):
     assert torch.equal(found["model.0.weight"], model[0].weight)
     index = json.loads((path / "index.json").read_text())
     assert set(index["tensors"]) == set(found)
+
+
+def test_shards_of_fsdp_come_back_on_other_numbers_of_ranks(tmp_path):
+    saved = launch("save_cases:shards", 3, 60, folder=str(tmp_path), save=True)
+    assert saved[0] == saved[1] == saved[2]
+    for ranks in (2, 3):
+        assert launch("save_cases:shards", ranks, 60, folder=str(tmp_path), save=False) == [saved[0]] * ranks
