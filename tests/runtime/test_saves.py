@@ -114,6 +114,22 @@ def test_a_save_behind_the_caller_has_what_was_there_when_it_was_asked_for(tmp_p
     assert all(torch.equal(a, b) for a, b in zip(before, contents(model, optimizer), strict=True))
 
 
+def test_memory_is_taken_again_and_never_while_it_is_read(tmp_path, yard):
+    model, optimizer = trained()
+    before = []
+    for step in (1, 2, 3):
+        for parameter in model.parameters():
+            parameter.data.fill_(step)
+        before.append(contents(model, optimizer))
+        yr.start_checkpoint(tmp_path, model, optimizer, yard, step=step)  # nobody waits
+    checkpoint._await_earlier()
+    for step, expected in enumerate(before, 1):
+        yr.load_checkpoint(tmp_path / f"step-{step:08d}", model, optimizer, yard)
+        assert all(torch.equal(a, b) for a, b in zip(expected, contents(model, optimizer), strict=True))
+    whole = sum(math.prod(one.shape) * one.element_size() for one in (*yr.read_tensors(tmp_path).values(),))
+    assert sum(len(one) for free in checkpoint._staging._free.values() for one in free) == whole
+
+
 def test_the_next_save_waits_for_the_one_under_way(tmp_path, yard, monkeypatch):
     model, optimizer = trained()
     with held_back(monkeypatch) as go_on:
