@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness import launch
 
 torch = pytest.importorskip("torch")
 
@@ -111,6 +112,22 @@ def test_a_save_behind_the_caller_has_what_was_there_when_it_was_asked_for(tmp_p
         saving.wait()
     yr.load_checkpoint(tmp_path, model, optimizer, yard)
     assert all(torch.equal(a, b) for a, b in zip(before, contents(model, optimizer), strict=True))
+
+
+def test_memory_is_taken_again_and_never_while_it_is_read(tmp_path, yard):
+    model, optimizer = trained()
+    before = []
+    for step in (1, 2, 3):
+        for parameter in model.parameters():
+            parameter.data.fill_(step)
+        before.append(contents(model, optimizer))
+        yr.start_checkpoint(tmp_path, model, optimizer, yard, step=step)  # nobody waits
+    checkpoint._await_earlier()
+    for step, expected in enumerate(before, 1):
+        yr.load_checkpoint(tmp_path / f"step-{step:08d}", model, optimizer, yard)
+        assert all(torch.equal(a, b) for a, b in zip(expected, contents(model, optimizer), strict=True))
+    whole = sum(math.prod(one.shape) * one.element_size() for one in (*yr.read_tensors(tmp_path).values(),))
+    assert sum(len(one) for free in checkpoint._staging._free.values() for one in free) == whole
 
 
 def test_the_next_save_waits_for_the_one_under_way(tmp_path, yard, monkeypatch):
@@ -294,3 +311,10 @@ def test_a_plain_safetensors_reader_opens_the_files(tmp_path, yard):
     assert torch.equal(found["model.0.weight"], model[0].weight)
     index = json.loads((path / "index.json").read_text())
     assert set(index["tensors"]) == set(found)
+
+
+def test_shards_of_fsdp_come_back_on_other_numbers_of_ranks(tmp_path):
+    saved = launch("save_cases:shards", 3, 60, folder=str(tmp_path), save=True)
+    assert saved[0] == saved[1] == saved[2]
+    for ranks in (2, 3):
+        assert launch("save_cases:shards", ranks, 60, folder=str(tmp_path), save=False) == [saved[0]] * ranks

@@ -11,10 +11,11 @@ It is made of safetensors files and JSON, every byte under a checksum; reading i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from moeyard.runtime.state.folders import latest, read_about
 from moeyard.runtime.state.index import INDEX, parse_index, write_index
 from moeyard.runtime.state.logical import Held, LogicalStack, held
 from moeyard.runtime.state.reading import StoredCheckpoint
+from moeyard.runtime.state.staging import Buffers, Staging
 from moeyard.runtime.state.values import encode
 from moeyard.runtime.state.writing import Offer, Written, index_of, offer_of, share_out, write_file
 from moeyard.version import __version__
@@ -116,14 +118,24 @@ def start_checkpoint(
     """
     _check_keep(keep)
     _await_earlier()
-    part, group = _collect(model, optimizer, yard, step, extra, per_rank).copied(), yard.background_group
+    part, group = _collect(model, optimizer, yard, step, extra, per_rank), yard.background_group
+    tensors, buffers = _staging.copies(part.tensors)
+    part = replace(part, tensors=tensors)
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
-    future = thread.submit(_write, Path(folder), part, group, keep)
+    future = thread.submit(_then, partial(_write, Path(folder), part, group, keep), buffers)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
     _under_way[:] = [future]
     return Saving(future)
 
 
+def _then(write: Callable[[], Path], buffers: Buffers) -> Path:
+    try:
+        return write()
+    finally:
+        _staging.give_back(buffers)  # before the next save, which waits for this one, looks for memory
+
+
+_staging = Staging()
 _under_way: list[Future[Path]] = []  # the last save behind the caller; a thread of its own writes it
 
 
@@ -224,9 +236,6 @@ class _Part:
     values: dict[str, Any]
     about: dict[str, Any]
     flaw: str | None
-
-    def copied(self) -> _Part:
-        return _Part({n: one.copied() for n, one in self.tensors.items()}, self.values, self.about, self.flaw)
 
 
 def _collect(

@@ -68,19 +68,6 @@ class Held:
     facts: Facts
     pieces: tuple[Piece, ...]
 
-    def copied(self) -> Held:
-        """On the host, piece by piece: a device holds nothing twice."""
-        return Held(self.facts, tuple(Piece(one.offset, _copy(one.values)) for one in self.pieces))
-
-
-def _copy(values: torch.Tensor) -> torch.Tensor:
-    if values.device.type != "cpu" or not values.is_contiguous() or values.ndim == 0:
-        return values.to("cpu", copy=True)
-    # On one thread: a copy waits for memory, and where cores are few or taken torch's team of threads waits for itself,
-    # ten times as long as the copy takes.
-    same = values.detach().reshape(-1).view(torch.uint8).numpy().copy()
-    return torch.from_numpy(same).view(values.dtype).reshape(values.shape)
-
 
 def held(value: torch.Tensor | LogicalStack) -> Held:
     """Of a whole tensor, of a DTensor's shard, of a stack's own experts."""
