@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeyard.arrays import frozen
 from moeyard.kernels.common.csr import grouped, pointers
-from moeyard.kernels.common.sort import by_key, heaviest_first
+from moeyard.kernels.common.sort import ascend, by_key, heaviest_first, largest
 from moeyard.kernels.place import assign as served
 from moeyard.kernels.place.fill import Loads, add_spare, by_rows, fill_to, level, quota_hosts
 from moeyard.kernels.place.greedy import Times, greedy_hosts
@@ -347,3 +347,11 @@ def test_copies_carry_equal_parts():
     assert items.expert_I.tolist() == [0, 0, 0, 1]
     _, _, top = pack_counts(np.array([6.0, 1.0]), np.array([3, 1]), 2, 3, 0.0, 4)
     assert top == 3.0
+
+
+@given(values=st.lists(st.floats(0, 1e9), max_size=40), extra=st.integers(0, 3))
+def test_values_ascend_and_the_largest_is_found(values, extra):
+    made = np.array(values + [-1.0] * extra)
+    assert largest(made) == max(values, default=0.0)
+    ascend(made, len(values))
+    assert made.tolist() == sorted(values) + [-1.0] * extra

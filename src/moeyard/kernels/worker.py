@@ -6,6 +6,7 @@ kernels call it keeps what a caller links in. numba by itself makes all three fo
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from typing import Any
@@ -21,6 +22,8 @@ def work(stamp: str) -> None:
     if stamp != objects.STAMP:
         sys.exit("the kernels were edited while they were being compiled: run it again")
     _compile_only()
+    gc.freeze()  # a tenth of the time went into looking for garbage among what numba keeps
+    gc.set_threshold(100_000, 50, 50)
     known = table()
     for line in sys.stdin:
         name = line.strip()
@@ -44,6 +47,12 @@ def _compile_only() -> None:
         flags.no_cpython_wrapper = name not in entries
         return flags
 
+    optimise = library._optimize_final_module
+
+    def entries_alone(self: Any) -> None:
+        if _is_entry(self):  # the rest is optimised where it is linked in
+            optimise(self)
+
     def done(self: Any) -> None:
         self._finalize_dynamic_globals()
         self._verify_declare_only_symbols()
@@ -51,17 +60,27 @@ def _compile_only() -> None:
 
     def kept(self: Any) -> Any:
         self._ensure_finalized()
-        wrapped = any(
-            fn.name.startswith("_ZN7cpython") and not fn.is_declaration for fn in self._final_module.functions
-        )
-        code = self._codegen._tm.emit_object(self._final_module) if wrapped else b""
+        code = self._codegen._tm.emit_object(self._final_module) if _is_entry(self) else b""
         return self.name, "object", (code, self._get_module_for_linking().as_bitcode())
 
     compiler._customize_flags = without_wrapper
+    library._optimize_functions = _lay_out
+    library._optimize_final_module = entries_alone
     library._finalize_final_module = done
     library.get_pointer_to_function = lambda self, name: self._ensure_finalized() or 0
     library.serialize_using_object_code = kept
     codegen.JITCPUCodegen.set_env = lambda self, name, env: None
+
+
+def _is_entry(library: Any) -> bool:
+    """Has a way in from Python."""
+    functions = library._final_module.functions
+    return any(one.name.startswith("_ZN7cpython") and not one.is_declaration for one in functions)
+
+
+def _lay_out(library: Any, module: Any) -> None:
+    """All that is left of the passes over single functions: an entry's own passes do the same once more."""
+    module.data_layout = library._codegen._data_layout
 
 
 if __name__ == "__main__":

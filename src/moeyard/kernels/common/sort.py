@@ -1,4 +1,4 @@
-"""Sorting of indices, stable: what is equal keeps its order. Called by the rooms `place` and `step`. I items."""
+"""Sorting of indices, stable: what is equal keeps its order. Called by the rooms `place`, `step` and `cost`. I items."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ def heaviest_first(weight_I):
         order, other = other, order
         size *= 2
     return order
+
+
+@kernel
+def largest(values):
+    """The largest of some values (float64), at least 0."""
+    most = 0.0
+    for i in range(len(values)):
+        most = max(most, values[i])
+    return most
+
+
+@kernel
+def ascend(values, n):
+    """Sort the first n values (float64) in place: insertion over shrinking gaps, which for a thousand is as good as any."""
+    gap = n // 2
+    while gap > 0:
+        for i in range(gap, n):
+            value, at = values[i], i
+            while at >= gap and values[at - gap] > value:
+                values[at] = values[at - gap]
+                at -= gap
+            values[at] = value
+        gap //= 2
 
 
 @kernel

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.law import factor
+from moeyard.kernels.common.sort import ascend, largest
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.share import integrate
 
@@ -26,12 +27,12 @@ class Straight(NamedTuple):
 
 
 @kernel
-def fair_time(sizes, law):
-    """Time of a port of capacity 1 for flows of these sizes, all started together."""
-    sizes = np.sort(sizes)
+def fair_time(sizes, n, law):
+    """Time of a port of capacity 1 for n flows of these sizes, all started together. Sorts them."""
+    ascend(sizes, n)
     now, sent = 0.0, 0.0
-    for i in range(len(sizes)):
-        flows = len(sizes) - i
+    for i in range(n):
+        flows = n - i
         now += (sizes[i] - sent) * flows * factor(flows, law)
         sent = sizes[i]
     return now
@@ -58,20 +59,17 @@ def port_work(rows_RR, via_R, group_R, port_R, ports, law):
     if law[0] == 0.0 or flows == 0:
         return work
     if ranks <= 32:
+        sizes = np.empty(ranks * ranks)
         for p in range(ports):
             for d in range(2):
-                sizes = np.array(
-                    [
-                        rows_RR[i, j]
-                        for i in range(ranks)
-                        for j in range(ranks)
-                        if group_R[i] != group_R[j]
-                        and port_R[via_R[i if d == 0 else j]] == p
-                        and rows_RR[i, j] > 0
-                    ],
-                    np.float64,
-                )
-                work[d, p] = fair_time(sizes, law)
+                n = 0
+                for i in range(ranks):
+                    for j in range(ranks):
+                        there = port_R[via_R[i if d == 0 else j]] == p
+                        if there and group_R[i] != group_R[j] and rows_RR[i, j] > 0:
+                            sizes[n] = rows_RR[i, j]
+                            n += 1
+                work[d, p] = fair_time(sizes, n, law)
         return work
     top = 32
     count, size = np.zeros((2, ports, top + 1)), np.zeros((2, ports, top + 1))
@@ -113,7 +111,11 @@ def detour_rows(rows_RR, per, via_R):
                     up[0, 1, via_R[i]] += rows_RR[i, j]
                     up[2, 0, via_R[i]] += rows_RR[j, i]
                     up[2, 1, i] += rows_RR[j, i]
-    return up[0].max(), up[1].max(), up[2].max()
+    most = np.zeros(3)
+    for step in range(3):
+        for r in range(ranks):
+            most[step] = max(most[step], up[step, 0, r], up[step, 1, r])
+    return most
 
 
 @kernel
@@ -124,29 +126,24 @@ def _busiest_work(rows_RR, node_R, work, law):
         for r in range(len(rows_RR)):
             if work[w, r] > most:
                 most, way, rank = work[w, r], w, r
-    sizes = np.empty(len(rows_RR), np.int64)
+    sizes = np.empty(len(rows_RR))
     n = 0
     for o in range(len(rows_RR)):
         rows = rows_RR[rank, o] if way == 0 else rows_RR[o, rank]
         if rows > 0 and node_R[o] != node_R[rank]:
             sizes[n] = rows
             n += 1
-    ordered = np.sort(sizes[:n])
-    now, sent = 0.0, 0
-    for i in range(n):
-        flows = n - i
-        now += (ordered[i] - sent) * flows * factor(flows, law)
-        sent = ordered[i]
-    return now
+    return fair_time(sizes, n, law)
 
 
 @kernel
 def _inside_seconds(straight, prices):
     """To the stand-ins, inside the nodes, from the stand-ins."""
     steps = np.zeros(3)
-    for s, rows in enumerate(detour_rows(straight.rows_RR, straight.per, straight.via_R)):
-        if rows > 0:
-            steps[s] = rows * prices.row_up + prices.lat_up
+    rows = detour_rows(straight.rows_RR, straight.per, straight.via_R)
+    for s in range(3):
+        if rows[s] > 0:
+            steps[s] = rows[s] * prices.row_up + prices.lat_up
     return steps
 
 
@@ -176,7 +173,8 @@ def direct_seconds(straight, prices, datacenters, limit):
                 return np.inf
     if datacenters > 1:
         dc_R = node_R // prices.nodes_per_dc
-        far = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law).max()
+        wide = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law)
+        far = max(largest(wide[0]), largest(wide[1]))
         if far > 0:
             crossing = max(crossing, far * prices.row_wan + prices.lat_wan)
     return steps[0] + max(steps[1], crossing) + steps[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeyard.kernels.common.sort import largest
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.share import BINS, share
 
@@ -48,7 +49,7 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                     n += 1
             if n > 0:
                 share(through, ids, 0, n, solo, law, bins)
-                at_once = max(at_once, through.max() + latency)
+                at_once = max(at_once, largest(through) + latency)
     ready, then = np.zeros(nodes), np.zeros(nodes)
     for s in range(1, nodes):
         for k in range(nodes):
@@ -58,4 +59,5 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                 then[k], then[f] = max(then[k], end), max(then[f], end)
         for k in range(nodes):
             ready[k] = then[k]
-    return seconds, (longest, busiest, at_once, in_turn, ready.max(), ranks.max() * row_out + latency)
+    widest = max(largest(ranks[0]), largest(ranks[1]))
+    return seconds, (longest, busiest, at_once, in_turn, largest(ready), widest * row_out + latency)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeyard.kernels.common.sort import largest
 from moeyard.kernels.compile import kernel
 
 
@@ -65,7 +66,7 @@ def scale_up_ratios(rows_NN, by_origin, by_target, capacity_NN, carrier, row_up,
     for k in range(nodes):
         head = max(head, early[k] * finest / wire[k])
         tail = max(tail, late[k] * finest / wire[k])
-    return early, late, wire, (head, tail, finest), early.max() + late.max()
+    return early, late, wire, (head, tail, finest), largest(early) + largest(late)
 
 
 @kernel

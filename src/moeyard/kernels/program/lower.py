@@ -247,9 +247,9 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
         _receive_stage(parts, cursor, receives, own[p], rank, output_off)
         message_ptr[p + 1] = cursor[MESSAGES]
     m, n = cursor[MESSAGES], cursor[RUNS]
-    sizes = np.array(
-        [input_off[ranks], relay_rows, output_off[ranks], input_off[rank], output_off[rank], cursor[LOST]]
-    )
+    sizes = np.empty(6, np.int64)
+    sizes[0], sizes[1], sizes[2] = input_off[ranks], relay_rows, output_off[ranks]
+    sizes[3], sizes[4], sizes[5] = input_off[rank], output_off[rank], cursor[LOST]
     return (own, own_ptr, own_names, message_ptr, parts.peer[:m], parts.send[:m], parts.rows[:m], parts.run_ptr[: m + 1],
             parts.space[:n], parts.offset[:n], parts.length[:n], sizes)  # fmt: skip
 
