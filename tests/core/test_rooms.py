@@ -8,6 +8,7 @@ import sys
 import pytest
 
 ROOMS = (  # from the ground up
+    "block",
     "faults",
     "agree",
     "options",

@@ -100,7 +100,7 @@ EDITS = {
     "no such stage": (["transfers", 0, 0], 3, ["transfer 0", "stage 3", "0..2"]),
     "no order": (["stages", 2, "after"], [], ["stage 2", "rank 2 -> 3", "holds 0 of these 3 rows"]),
     "waits for itself": (["stages", 1, "after"], [1], ["stage 1", "earlier"]),
-    "waits for nothing known": (["stages", 1, "after"], [-4], ["stage 1", "-4"]),
+    "waits for nothing known": (["stages", 1, "after"], [-4], ["stages[1]", "-4"]),
     "wrong tier": (["stages", 1, "tier"], "scale_up", ["stage 1", "scale-up"]),
     "unknown tier": (["stages", 1, "tier"], "wan", ["[stages][1]", "tier", "'wan'"]),
     "dead nic": (["cluster", "rails"], [{"node": 1, "rail": 0, "factor": 0.0}], ["rank 0 -> 2", "dead nic"]),
