@@ -179,5 +179,9 @@ class _Package(ModuleType):
         if not (name in _HOME and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> Any:
+        """By name: what sends functions to other processes sends the modules they use too."""
+        return import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

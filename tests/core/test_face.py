@@ -1,9 +1,12 @@
 """The public names, each in a process that has imported nothing else: what is put on a noun must be there at its first use."""
 
+import pickle
 import subprocess
 import sys
 
 import pytest
+
+import moeyard
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,7 @@ def test_a_first_use_finds_everything(root, use):
 def test_the_face_loads_no_compiler(root):
     code = "import sys, moeyard; assert not {'numba', 'numpy', 'torch', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+def test_the_package_travels_to_other_processes_by_name():
+    assert pickle.loads(pickle.dumps(moeyard)) is moeyard
