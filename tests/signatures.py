@@ -97,7 +97,8 @@ def calls(name):
 
 
 def types_below(entries):
-    """{kernel: its signatures} of these entries and all that they call: numba finds the types, and is kept from making code."""
+    """{kernel: its signatures} of these entries and all that they call: numba finds the types, and is kept from making code. And
+    the `@inner` kernels that get hold of an array that somebody would have to let go of."""
     from numba.core.compiler import _LowerResult
     from numba.core.typed_passes import BaseNativeLowering
 
@@ -120,23 +121,43 @@ def types_below(entries):
         import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
         for text in several:
             objects.KERNELS[name].compile(arguments(text))
-    return found
+    return found, leaking(found)
+
+
+def leaking(names):
+    """Of these, the `@inner` kernels that return an array or call a kernel that does: they count no references."""
+    from numba import types
+
+    from moeyard.kernels import compile as objects
+    from moeyard.kernels.build import callees
+
+    def has_array(kind):
+        return isinstance(kind, types.Array) or (
+            isinstance(kind, types.BaseTuple) and any(has_array(one) for one in kind)
+        )
+
+    def gives_array(name):
+        made = objects.KERNELS[name].overloads.values()
+        return any(has_array(one.signature.return_type) for one in made)
+
+    inner = [name for name in names if not objects.KERNELS[name].targetoptions["_nrt"]]
+    return [name for name in inner if any(map(gives_array, [name, *callees(name)]))]
 
 
 def record(names):
-    """The table as data, and every kernel with more than one signature."""
+    """The table as data, every kernel with more than one signature, and every `@inner` kernel that leaks."""
     called = {name: calls(name) for name in names}
     entries = defaultdict(set)
     for one in called.values():
         for name, several in one.items():
             entries[name].update(several)
-    found = types_below(entries)
+    found, leaks = types_below(entries)
     table = {
         "commands": {name: sorted(one) for name, one in called.items() if name},
         "entries": sorted(entries),
         "kernels": {name: min(entries.get(name, several)) for name, several in sorted(found.items())},
     }
-    return table, {name: sorted(several) for name, several in found.items() if len(several) > 1}
+    return table, {name: sorted(several) for name, several in found.items() if len(several) > 1}, leaks
 
 
 if __name__ == "__main__":
@@ -151,7 +172,9 @@ if __name__ == "__main__":
     else:
         from moeyard.kernels.signatures import FILE
 
-        data, twice = record(list(COMMANDS))
+        data, twice, leaks = record(list(COMMANDS))
         FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for name, several in twice.items():
             print(f"{name} has {len(several)} signatures:\n  " + "\n  ".join(several), file=sys.stderr)
+        for name in leaks:
+            print(f"{name} is @inner, but gets hold of an array: make it a @kernel", file=sys.stderr)

@@ -11,11 +11,11 @@ from moeyard.workloads import workload
 
 
 def schedules() -> None:
-    """Every scheduler on whole and on uneven rails; verified and costed."""
-    for rails in (None, [[1, 0.5], [0, 1], [1, 1]]):
-        cluster = my.Cluster(
-            3, 2, my.Port(2e9, 1e-5), my.Port(1e9, 1e-5), rails=rails, contention=my.Contention(0.1, 1, 2.0)
-        )
+    """Every scheduler on whole and on uneven rails and across datacenters; verified and costed."""
+    up, out, law = my.Port(2e9, 1e-5), my.Port(1e9, 1e-5), my.Contention(0.1, 1, 2.0)
+    apart = my.Cluster(4, 2, up, out, contention=law, datacenters=2, wan=my.Port(1e9, 1e-4))
+    for rails in (None, [[1, 0.5], [0, 1], [1, 1]], apart):
+        cluster = rails if rails is apart else my.Cluster(3, 2, up, out, rails=rails, contention=law)
         warm_schedules(cluster, my.SCHEDULERS)
         for name in my.SCHEDULERS:
             made = my.schedule(cluster, workload("zipf:0.9", cluster.num_ranks, mb=1), name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray, frozen, writable
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.beside import Beside
@@ -61,13 +61,16 @@ def _same_nics(one: Cluster, other: Cluster) -> bool:
     return one.nics_per_node == other.nics_per_node and np.array_equal(one.rails, other.rails)
 
 
-def estimate_lanes(form: Lanes, cluster: Cluster | None = None) -> float:
-    """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given."""
+def estimate_lanes(form: Lanes, cluster: Cluster | None = None, *, fine: bool = True) -> float:
+    """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given.
+
+    Not `fine`: node by node everywhere, for choosing among many forms; within a tenth of it where lanes have a row or two each.
+    """
     pairs = form.pairs
     cluster = cluster or pairs.cluster
     prices = _prices(cluster, pairs.traffic.row_bytes)
     if cluster.wan is None or cluster.datacenters == 1:
-        seconds = float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices))
+        seconds = float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices, fine))
         # Lanes that start one by one are given the time of all together: never less than the busiest node's bytes take.
         slower = pairs.cluster.scale_out.bandwidth / cluster.scale_out.bandwidth
         return max(seconds, pairs.busiest * slower + prices.lat_out) if pairs.busiest > 0.0 else seconds
@@ -139,7 +142,7 @@ def _listed(links: Links, stage: IntArray, src: IntArray, dst: IntArray, size: F
 
 def _by_time(links: Links, messages: Messages, stages: Stages) -> float:
     cluster, slack = links.cluster, _slack(len(messages.stage_M))
-    ports = Ports(links.capacity_L, links.first[NIC_OUT], cluster.contention.law)
+    ports = Ports(writable(links.capacity_L), links.first[NIC_OUT], cluster.contention.law)
     return float(seconds_by_time(messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, slack))
 
 

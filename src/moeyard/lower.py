@@ -20,10 +20,9 @@ def lower(schedule: Schedule, rank: int) -> Program:
     ):  # the same in one call: this is on the critical path
         lowered = schedule.form.lowered(rank)
     else:
-        sends, receives, *after = all_writable(
-            schedule.sends(rank), schedule.receives(rank), stages.after_ptr, stages.after
-        )
-        lowered = lower_tables(sends, receives, rank, schedule.traffic.rows, len(stages), *after)
+        sends, receives = all_writable(schedule.sends(rank), schedule.receives(rank))
+        rows, waits = schedule.traffic.rows, (stages.after_ptr, stages.after)
+        lowered = lower_tables(sends, receives, rank, rows, len(stages), *waits)
     own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lowered
     input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:

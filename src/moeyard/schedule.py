@@ -31,14 +31,17 @@ class Stages:
     after_ptr: IntArray
     after: IntArray
 
+    def __post_init__(self) -> None:
+        for array in (self.scale_out, self.after_ptr, self.after):
+            frozen(array)  # all of them, always: kernels are compiled for one kind of array
+
     def __len__(self) -> int:
         return len(self.scale_out)
 
     @cached_property
     def reversed(self) -> Stages:
         """The same stages walked backwards: numbered from the end, every edge turned round."""
-        ptr, after = inverted_after(*(frozen(array.view()) for array in (self.after_ptr, self.after)))
-        return Stages(frozen(self.scale_out[::-1].copy()), frozen(ptr), frozen(after))
+        return Stages(self.scale_out[::-1].copy(), *inverted_after(self.after_ptr, self.after))
 
 
 class Form(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.arrays import IntArray, all_writable
+from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.kernels.program.tables import DST, SRC
@@ -45,12 +45,11 @@ def verify(schedule: Schedule) -> Schedule:
     ranks = np.arange(schedule.cluster.num_ranks + 1)
     by_src, by_dst = (np.argsort(table[:, column], kind="stable") for column in (SRC, DST))
     src_ptr, dst_ptr = np.searchsorted(table[by_src, SRC], ranks), np.searchsorted(table[by_dst, DST], ranks)
-    after_ptr, after = all_writable(stages.after_ptr, stages.after)
     for rank in range(schedule.cluster.num_ranks):
         sends = table[by_src[src_ptr[rank] : src_ptr[rank + 1]]]
         receives = table[by_dst[dst_ptr[rank] : dst_ptr[rank + 1]]]
         expected = schedule.traffic.rows[:, rank].copy()
-        found = check_rank(sends, receives, rank, len(stages), after_ptr, after, expected)
+        found = check_rank(sends, receives, rank, len(stages), stages.after_ptr, stages.after, expected)
         if found[0] != FINE:
             raise InvalidSchedule(_complaint(found, sends, receives, rank, expected))
     return schedule

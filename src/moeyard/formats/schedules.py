@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import IntArray
 from moeyard.errors import InvalidFile
 from moeyard.formats.clusters import ClusterFile, cluster_data
 from moeyard.formats.strict import PathLike, Table, named, one_line
@@ -109,4 +109,4 @@ def _stages(stages: list[_Stage]) -> Stages:
             raise InvalidFile(f"stages[{i}] is after stage {wrong[0]}; there are stages 0..{len(stages) - 1}")
     ptr = np.cumsum([0, *(len(stage.after) for stage in stages)], dtype=np.int64)
     after = np.array([q for stage in stages for q in stage.after], dtype=np.int64)
-    return Stages(frozen(scale_out), frozen(ptr), frozen(after))
+    return Stages(scale_out, ptr, after)

@@ -57,9 +57,7 @@ class Blocks:
             names[local], names[wire], names[spread] = [balance], [balance], [local, wire]
         scale_out = np.array([s == wire for s in range(len(names))], dtype=np.bool_)
         ptr = np.cumsum([0, *map(len, names)])
-        return Stages(
-            scale_out, frozen(ptr), frozen(np.array([q for qs in names for q in qs], dtype=np.int64))
-        )
+        return Stages(scale_out, ptr, np.array([q for qs in names for q in qs], dtype=np.int64))
 
     def sends(self, rank: int) -> IntArray:
         return self._part(block_sends, rank, DST)

@@ -46,8 +46,9 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     if function is None:
         return lambda function: kernel(function, **options)
     name = kernel_name(function)
-    # Nobody takes a kernel's address in C: that wrapper is left out.
-    compiled = njit(error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+    # Nobody takes a kernel's address in C: that wrapper is left out. What is not said here is taken from the caller: so `_nrt` is.
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": True} | options
+    compiled = njit(**options)(function)
     KERNELS[name] = compiled
     if compiled is not function:  # with NUMBA_DISABLE_JIT=1 it is
         compiled._cache = _Objects(name)
@@ -55,6 +56,12 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         # A literal 0 in a caller would compile the callee once more, for that 0.
         compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
     return compiled
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """`@inner`: a kernel that kernels alone call, makes no array and returns none. It counts no references: numba would count every
+    array of every tuple, at every call, which took more time than the work."""
+    return kernel(function, _nrt=False)
 
 
 def kernel_name(function: Callable[..., Any]) -> str:

@@ -9,12 +9,13 @@ from itertools import chain
 import numpy as np
 
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_blocks
+from moeyard.estimate import estimate_blocks, estimate_lanes
 from moeyard.forms.blocks import Blocks
-from moeyard.forms.lanes import Pairs
+from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
+    MANY_NODES,
     Candidate,
     cheapest,
     fast_lanes,
@@ -32,6 +33,7 @@ from moeyard.traffic import Traffic
 IDLE = 1.017  # times the closed form of blocks between three datacenters or more
 EVEN = 1.005  # the same, for blocks that need not be divided
 NEAR = 1.02  # times what cannot be beaten: near enough to look no further
+ROUGH = 0.9  # times an estimate of lanes node by node: it may be as little, lane by lane
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -84,10 +86,19 @@ class Choice:
                 else:
                     self.found.setdefault(name, seconds)
 
+    @property
+    def _rough(self) -> bool:
+        """Whether the best so far was estimated node by node."""
+        cluster = self.blocks.cluster
+        return isinstance(self.form, Lanes) and cluster.nodes >= MANY_NODES and cluster.datacenters == 1
+
     def straight(self, handicap: float = 1.0) -> None:
         """Blocks straight from origin to target; of two that cost the same, these."""
         if "direct" not in self.found:
             seconds = estimate_blocks(self.blocks, limit=self.seconds)
+            if self._rough and ROUGH * self.seconds < seconds <= self.seconds:
+                assert isinstance(self.form, Lanes)
+                self.found[self.winner] = self.seconds = estimate_lanes(self.form)
             if seconds < math.inf:
                 self.found["direct"] = seconds
             if seconds * handicap <= self.seconds:

@@ -24,6 +24,9 @@ Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cann
 
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
+MANY_NODES = (
+    8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
+)
 BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
@@ -168,7 +171,8 @@ def cheapest(candidates: Iterable[Candidate], enough: float = 0.0) -> tuple[Lane
     for name, least, make in candidates:
         if least < best:
             made = make()
-            seconds = best if form is not None and made.like(form) else estimate_lanes(made)
+            fine = made.pairs.cluster.nodes < MANY_NODES
+            seconds = best if form is not None and made.like(form) else estimate_lanes(made, fine=fine)
             found[name] = min(seconds, found.get(name, seconds))
             alike = math.isclose(seconds, best, rel_tol=1e-9)
             if form is None or (len(made.stages) < len(form.stages) if alike else seconds < best):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.listed import Listed
@@ -70,7 +70,5 @@ def _stages(inside: bool, across: bool) -> tuple[Stages, int, int, int, int]:
     else:
         ptr, after, out = [0] + [0] * (inside + across), [], [across] * (inside + across)
     numbers = (0, 1, 2, 3) if inside and across else (0, 0, 0, 0)
-    stages = Stages(
-        frozen(np.array(out, np.bool_)), frozen(np.array(ptr, np.int64)), frozen(np.array(after, np.int64))
-    )
+    stages = Stages(np.array(out, np.bool_), np.array(ptr, np.int64), np.array(after, np.int64))
     return stages, *numbers

@@ -24,7 +24,7 @@ from moeyard.kernels.flow.state import (
 from moeyard.kernels.program.tables import merge_messages
 from moeyard.links import NIC_OUT, Links
 from moeyard.provenance import SIMULATED
-from moeyard.schedule import Schedule
+from moeyard.schedule import Schedule, Stages
 from moeyard.sim.lump import FEW, lumped
 from moeyard.sim.operations import Course, Operations, own
 from moeyard.timeline import Timeline
@@ -136,7 +136,8 @@ def warm_simulator(schedule: Schedule) -> None:
         merge_messages(*all_writable(first))
     pairs = 2 * FEW
     one = np.zeros(pairs, np.int64)
-    message_graph(one, one, one + 1, np.zeros(2, np.int64), np.zeros(0, np.int64), 2)
+    stages = Stages(np.zeros(1, np.bool_), np.zeros(2, np.int64), np.zeros(0, np.int64))
+    message_graph(one, one, one + 1, stages.after_ptr, stages.after, 2)
     alike = Operations.of([[0]] * pairs, np.ones(pairs), np.zeros(pairs), [[]] * pairs)
     run(alike, np.ones(1))
 
@@ -150,7 +151,7 @@ def message_operations(
     src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
     stage = np.ascontiguousarray(messages["stage"])
     needs, next_ptr, next_ = message_graph(
-        *all_writable(stage, src, dst, stages.after_ptr, stages.after), links.cluster.num_ranks
+        *all_writable(stage, src, dst), stages.after_ptr, stages.after, links.cluster.num_ranks
     )
     path_ptr, path, latency = links.paths(src, dst)
     joins = len(needs) - len(stage)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
-@kernel
+@inner
 def pointers(count):
     """Turn counts kept one place too far (group g's at g + 1) into pointers, in place."""
     for g in range(1, len(count)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner
 
 
-@kernel(nogil=True)
+@inner
 def push(key, item, n, k, i):
     """Add (k, i) to a binary heap of n entries; the new length."""
     at = n
@@ -19,7 +19,7 @@ def push(key, item, n, k, i):
     return n + 1
 
 
-@kernel(nogil=True)
+@inner
 def sink(key, item, n, k, i):
     """Put (k, i) in the place of the least entry of a binary heap of n entries."""
     at = 0
@@ -37,7 +37,7 @@ def sink(key, item, n, k, i):
     key[at], item[at] = k, i
 
 
-@kernel(nogil=True)
+@inner
 def pop(key, item, n):
     """Drop the least entry of a binary heap of n entries; the new length."""
     n -= 1

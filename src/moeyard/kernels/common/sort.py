@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
 @kernel
@@ -33,7 +33,7 @@ def heaviest_first(weight_I):
     return order
 
 
-@kernel
+@inner
 def largest(values):
     """The largest of some values (float64), at least 0."""
     most = 0.0
@@ -42,7 +42,7 @@ def largest(values):
     return most
 
 
-@kernel
+@inner
 def ascend(values, n):
     """Sort the first n values (float64) in place: insertion over shrinking gaps, which for a thousand is as good as any."""
     gap = n // 2

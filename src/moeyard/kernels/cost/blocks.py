@@ -11,7 +11,7 @@ import numpy as np
 
 from moeyard.kernels.common.law import factor
 from moeyard.kernels.common.sort import ascend, largest
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.share import integrate
 
 
@@ -26,7 +26,7 @@ class Straight(NamedTuple):
     rate_P: np.ndarray  # bytes per second of each nic
 
 
-@kernel
+@inner
 def fair_time(sizes, n, law):
     """Time of a port of capacity 1 for n flows of these sizes, all started together. Sorts them."""
     ascend(sizes, n)

@@ -16,7 +16,7 @@ import numpy as np
 
 from moeyard.kernels.common.heap import pop, push
 from moeyard.kernels.common.law import factor
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.flow.dag import message_graph
 
 SAME = 1e-9  # shares this close are one level, times this close one instant
@@ -77,7 +77,7 @@ def _new_clock(messages, ports, operations):
     )  # fmt: skip
 
 
-@kernel
+@inner
 def _release(graph, messages, clock, op, t):
     """`op` is done at t: what waited for nothing else starts, through gates and joins."""
     clock.stack[0] = op
@@ -98,7 +98,7 @@ def _release(graph, messages, clock, op, t):
                     depth += 1
 
 
-@kernel
+@inner
 def _hold(messages, clock, m, sign):
     """Count message m on its ports (sign 1), or off them (-1)."""
     for h in range(4):
@@ -107,7 +107,7 @@ def _hold(messages, clock, m, sign):
             clock.load_P[p] += sign * (messages.lanes_M[m] if h > 1 else 1.0)
 
 
-@kernel
+@inner
 def _open_ports(messages, ports, clock):
     """Give every port what it has to share; how many are in use."""
     busy = 0
@@ -128,7 +128,7 @@ def _open_ports(messages, ports, clock):
     return busy
 
 
-@kernel
+@inner
 def _share(messages, ports, clock):
     """Raise all rates together; the tightest ports stop their messages, the others go on: max-min fair."""
     busy, left = _open_ports(messages, ports, clock), clock.tally[ACTIVE]
@@ -167,7 +167,7 @@ def _share(messages, ports, clock):
         clock.wide_P[clock.busy_P[i]] = 0.0
 
 
-@kernel
+@inner
 def _move(clock, seconds):
     """Let all that move move; how long until the next is through."""
     least = np.inf
@@ -179,7 +179,7 @@ def _move(clock, seconds):
     return max(0.0, least)
 
 
-@kernel
+@inner
 def _end(graph, messages, clock, t):
     """Take off what is through at t; the shortest time that one of them has moved at its last rate."""
     n, shortest = 0, np.inf
@@ -196,7 +196,7 @@ def _end(graph, messages, clock, t):
     return shortest
 
 
-@kernel
+@inner
 def _begin(graph, messages, ports, clock, t):
     """Let begin what has waited its latency by t; the shortest time that one of them could take."""
     shortest = np.inf

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 BALANCE, SPREAD = 3, 4  # rows of Order.messages
 
@@ -44,7 +44,7 @@ def inside_stages(order, nodes):
     return first, owner, entries
 
 
-@kernel(inline="always")
+@inner
 def _add_runs(rows, e, runs, begin, stop, x0, x1, per, wide):
     """Add what the runs (src, dst, from, to, rows a share) have of a lane's part x0..x1 to entry e."""
     for h in range(begin, stop):
@@ -58,22 +58,17 @@ def _add_runs(rows, e, runs, begin, stop, x0, x1, per, wide):
                 rows[e, per + j] += part
 
 
-@kernel(inline="always")
+@inner
 def _add_mix(rows, e, loads, k, f, x0, x1):
     """Add what the spread of the pair k -> f moves of a lane's part x0..x1, as a like mix of targets."""
-    keep, get, pass_ = loads.keep, loads.get, loads.pass_
-    per = pass_.shape[2]
-    whole, sum_ = 0.0, 0.0
+    keep, rate, get, out = loads.keep[k, f], loads.rate[k, f], loads.get[k, f], rows[e]
+    per, sum_ = len(keep), 0.0
     for b in range(per):
-        whole += pass_[k, f, b]
-        part = x1 - max(x0, keep[k, f, b])
-        if part > 0.0 and pass_[k, f, b] > 0.0:
-            part *= pass_[k, f, b] / (1.0 - keep[k, f, b])
-            rows[e, b] += part
-            sum_ += part
-    if whole > 0.0:
-        for j in range(per):
-            rows[e, per + j] += sum_ / whole * get[k, f, j]
+        part = max(0.0, x1 - max(x0, keep[b])) * rate[b]
+        out[b] += part
+        sum_ += part
+    for j in range(per):
+        out[per + j] += sum_ * get[j]
 
 
 @kernel

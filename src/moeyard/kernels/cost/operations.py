@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.common.csr import pointers
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 from moeyard.kernels.cost.inside import inside_rows
 from moeyard.kernels.cost.wire import few_rows
@@ -49,7 +49,7 @@ def _count(order, pairs, inside, apart):
     return ptr
 
 
-@kernel
+@inner
 def _put(messages, at, s, src, dst, lanes, size, latency):
     """Add a message without ports to stage s; its place."""
     e = at[s]
@@ -96,7 +96,7 @@ def _put_wire(messages, at, order, pairs, prices, apart):
                         messages.port_MH[e, 3] = 2 * nodes * each + centers + b
 
 
-@kernel
+@inner
 def _put_inside(messages, at, s, u, rows, e, prices, apart):
     """What node u moves inside in stage s: rows[e] out of and into each of its ranks."""
     per, worst, busiest = rows.shape[1] // 2, 0.0, 0
@@ -170,10 +170,3 @@ def lanes_by_time(order, pairs, prices, rate_P, wan_rate, loads, local_rows, ali
     ports = lane_ports(rate_P, nics, wan_rate, nodes // prices.nodes_per_dc, apart, prices.law)
     units = nodes * per if apart else nodes
     return seconds_by_time(messages, ports, order.after_ptr, order.after, units, slack)
-
-
-@kernel
-def lanes_apart(order, pairs, prices, loads, local_rows):
-    """`Messages` of a form that shares its ports with another: a lane each, its ports counted from the first nic."""
-    inside = inside_rows(order, pairs, loads, False)
-    return lane_messages(order, pairs, prices, inside, local_rows, True)

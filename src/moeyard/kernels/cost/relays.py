@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.law import factor
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 from moeyard.kernels.relays.parts import ACROSS, FROM_GATE, HOPS, count_rows, gates_of, way_of
 
@@ -59,7 +59,7 @@ def _hop_seconds(plan, rows, gate, prices, nics):
     )
 
 
-@kernel
+@inner
 def _put(messages, n, stage, src, dst, latency):
     """A message without ports, unless it takes no time; how many there are then."""
     if latency > 0.0:

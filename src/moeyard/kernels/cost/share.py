@@ -12,7 +12,7 @@ import numpy as np
 from moeyard.kernels.common.csr import grouped
 from moeyard.kernels.common.heap import pop, push
 from moeyard.kernels.common.law import factor
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 FEW = 12  # messages on a port that are sorted one by one
 BINS = 33
@@ -27,7 +27,7 @@ class Shared(NamedTuple):
     through_E: np.ndarray
 
 
-@kernel
+@inner
 def integrate(count, size, most, law):
     """Replace size[b] by the time when a port of capacity 1 is through with the flows of bin b, all started together.
 
@@ -47,7 +47,7 @@ def integrate(count, size, most, law):
         edge = above
 
 
-@kernel
+@inner
 def _few(seconds, ids, begin, end, solo, law):
     """`share` exactly: the smallest leave first."""
     for i in range(begin + 1, end):
@@ -64,7 +64,7 @@ def _few(seconds, ids, begin, end, solo, law):
         seconds[e] = max(seconds[e], now)
 
 
-@kernel
+@inner
 def share(seconds, ids, begin, end, solo, law, bins):
     """Raise seconds[e] of the messages ids[begin:end] of one port to when each is through, all starting together. Many
     are sorted into `bins` by size."""
@@ -99,7 +99,7 @@ def share_all(lo, hi, port, ports, seconds, solo, law):
             share(seconds, ids, ptr[p], ptr[p + 1], solo, law, bins)
 
 
-@kernel
+@inner
 def share_from(ids, begin, end, shared, law, due, heap):
     """Raise through[e] of the messages ids[begin:end] of one port, sorted by arrival, which start at different times.
 

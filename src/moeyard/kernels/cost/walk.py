@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.inside import inside_rows
 from moeyard.kernels.cost.share import Shared, share_all_from
 from moeyard.kernels.cost.wire import DST, ENTERS, LANE, LEAVES, SRC, few_rows, lane_wire, stage_seconds
 
 WIDE = 16  # nodes up to which every rank may keep a time of its own
+MANY = 4096  # messages above which that is left out where `fine` is not asked for
 APART = 0.02  # starts that differ by more than this of the longest message are followed one by one
 
 
@@ -35,6 +36,16 @@ class Clock(NamedTuple):
     last: np.ndarray  # [1]
 
 
+class Port(NamedTuple):
+    """Scratch: the messages of an entry on one scale-up port, and when the ports of its node are through."""
+
+    at_G: np.ndarray  # giver * per + taker
+    rows_G: np.ndarray
+    start_G: np.ndarray
+    ahead_GG: np.ndarray  # rows before message giver * per + taker is through, on the slower of its ports
+    through_2G: np.ndarray  # out, then in
+
+
 class Local(NamedTuple):
     """What stays inside nodes: it shares the scale-up ports with whatever else is moved meanwhile."""
 
@@ -44,7 +55,7 @@ class Local(NamedTuple):
     ended_N: np.ndarray
     more_N: np.ndarray  # rows of others on the ports meanwhile
     finish_G: np.ndarray  # scratch: when each rank of a node is through; 0: it has no part
-    through_2G: np.ndarray  # scratch: when each port of a node is through, out, then in
+    port: Port
 
 
 @kernel
@@ -70,7 +81,7 @@ def new_clock(wire, owner_S, local_stage, places, width):
     return Clock(width, places, rows * every, row, left, right, done, np.zeros(every), np.zeros(1))
 
 
-@kernel(inline="always")
+@inner
 def _place(clock, s, side, place):
     """Where stage s keeps the times of a place; side 1: it is the receiver's."""
     if clock.row_S[s] >= 0:
@@ -78,7 +89,7 @@ def _place(clock, s, side, place):
     return clock.kept + (2 * s + side) * clock.width
 
 
-@kernel(inline="always")
+@inner
 def _raise(clock, place, begin):
     """Let the units of a place be free no earlier than done[begin..]."""
     for r in range(clock.width):
@@ -86,7 +97,7 @@ def _raise(clock, place, begin):
         clock.free[at] = max(clock.free[at], clock.done[begin + r])
 
 
-@kernel(inline="always")
+@inner
 def release(clock, after_ptr, after, s):
     """Fill clock.free: a unit is free for stage s when it has done all that s names."""
     free, done = clock.free, clock.done
@@ -114,7 +125,7 @@ def release(clock, after_ptr, after, s):
                     _raise(clock, u, _place(clock, q, side, u))
 
 
-@kernel(inline="always")
+@inner
 def _starts(clock, wire, shared, s):
     """When the messages of stage s start, their lanes on average; how far apart, over the longest of them."""
     free, seconds = clock.free, wire.seconds_E
@@ -134,7 +145,7 @@ def _starts(clock, wire, shared, s):
     return (late - early) / longest if longest > 0.0 else 0.0
 
 
-@kernel(inline="always")
+@inner
 def _arrive(clock, wire, s, e, seconds):
     """Message e takes so long: its ends have done the stage no earlier."""
     free, done, last = clock.free, clock.done, clock.last
@@ -154,12 +165,12 @@ def _arrive(clock, wire, s, e, seconds):
             last[0] = max(last[0], now)
 
 
-@kernel(inline="always")
-def cross(clock, wire, shared, law, s):
-    """The messages of stage s: as if all started together, or, where they do not, from their own starts."""
+@inner
+def cross(clock, wire, shared, law, s, each):
+    """The messages of stage s: as if all started together, or, where they do not and `each` is asked for, from their own starts."""
     lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
     crowded = False
-    for e in range(lo, hi if hi - lo > 1 else lo):
+    for e in range(lo, hi if each and hi - lo > 1 else lo):
         crowded |= wire.seconds_E[e] > 1.000001 * (wire.solo_E[e] + wire.latency_E[e])
     apart = crowded and _starts(clock, wire, shared, s) > APART
     if apart:
@@ -171,54 +182,78 @@ def cross(clock, wire, shared, law, s):
         _arrive(clock, wire, s, e, seconds)
 
 
-@kernel
-def _through(rows, e, free, base, prices, through):
-    """When each port is through with what entry e asks of it: it is never idle while it has work, so all that start no earlier
-    than some message are through in time."""
-    per = len(through) // 2
-    for p in range(2 * per):
-        r, through[p] = p if p < per else p - per, 0.0
-        for o in range(per):
-            if rows[e, r * per + o if p < per else o * per + r] > 0.0:
-                then, work = max(free[base + r], free[base + o]), 0.0
-                for q in range(per):
-                    if max(free[base + r], free[base + q]) >= then:
-                        work += rows[e, r * per + q if p < per else q * per + r]
-                through[p] = max(through[p], then + prices.lat_up + work * prices.row_up)
+@inner
+def _on_port(mine, p, free, port):
+    """List the messages of an entry on port p of its node, the smallest first; how many there are."""
+    at, rows, start, per, n = port.at_G, port.rows_G, port.start_G, len(free), 0
+    r = p if p < per else p - per
+    for o in range(per):
+        where = r * per + o if p < per else o * per + r
+        if mine[where] > 0.0:
+            i, n = n, n + 1
+            while i > 0 and rows[i - 1] > mine[where]:
+                at[i], rows[i], start[i] = at[i - 1], rows[i - 1], start[i - 1]
+                i -= 1
+            at[i], rows[i], start[i] = where, mine[where], max(free[r], free[o])
+    return n
 
 
-@kernel
-def _by_message(clock, rows, e, u, local, rest, prices):
-    """When each rank of node u is through with entry e.
+@inner
+def _in_the_way(n, others, share, p, port):
+    """Raise ahead[m] of the n messages listed on port p to the rows that it sends before each is through: of every other message as
+    much as it has itself, of `others` alike a share of them."""
+    at, rows, ahead, per, sum_ = port.at_G, port.rows_G, port.ahead_GG, len(port.at_G), 0.0
+    r = p if p < per else p - per
+    for i in range(n):
+        work = sum_ + (n - i) * rows[i]
+        sum_ += rows[i]
+        if share > 0.0:
+            for o in range(per):
+                work += min(share * others[r * per + o if p < per else o * per + r], rows[i])
+        ahead[at[i]] = max(ahead[at[i]], work)
+
+
+@inner
+def _through(n, prices, port):
+    """When a port is through with the n messages listed: it is never idle while it has work, so all that start no earlier than some
+    message are through in time."""
+    rows, start, last = port.rows_G, port.start_G, 0.0
+    for i in range(n):
+        work = 0.0
+        for o in range(n):
+            if start[o] >= start[i]:
+                work += rows[o]
+        last = max(last, start[i] + prices.lat_up + work * prices.row_up)
+    return last
+
+
+@inner
+def _by_message(clock, mine, u, local, rest, prices):
+    """When each rank of node u is through with an entry.
 
     A message starts when both its ends are free, and ends when its slower port is through with it: of those on a port, a
     smaller one leaves early. `rest` of what stays inside the node shares the ports.
     """
-    finish, through, base, free = local.finish_G, local.through_2G, u * clock.width, clock.free
-    per = len(finish)
-    if rest == 0.0:
-        _through(rows, e, free, base, prices, through)
+    finish, port = local.finish_G, local.port
+    through, ahead, per = port.through_2G, port.ahead_GG, len(finish)
+    free = clock.free[u * per : (u + 1) * per]
+    for m in range(per * per):
+        ahead[m] = 0.0
+    for p in range(2 * per):
+        n = _on_port(mine, p, free, port)
+        _in_the_way(n, local.message_N[u], rest, p, port)
+        through[p] = _through(n, prices, port) if rest == 0.0 else np.inf
     for r in range(per):
         finish[r] = 0.0
     for i in range(per):
         for c in range(per):
-            mine = rows[e, i * per + c]
-            if mine == 0.0:
-                continue
-            sends, gets = 0.0, 0.0
-            for o in range(per):
-                sends += min(rows[e, i * per + o], mine)
-                gets += min(rows[e, o * per + c], mine)
-                if rest > 0.0:
-                    sends += min(rest * local.message_N[u, i * per + o], mine)
-                    gets += min(rest * local.message_N[u, o * per + c], mine)
-            now = max(free[base + i], free[base + c]) + prices.lat_up + max(sends, gets) * prices.row_up
-            if rest == 0.0:
+            if mine[i * per + c] > 0.0:
+                now = max(free[i], free[c]) + prices.lat_up + ahead[i * per + c] * prices.row_up
                 now = min(now, max(through[i], through[per + c]))
-            finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
+                finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
 
 
-@kernel
+@inner
 def _by_port(clock, rows, e, u, local, rest, prices):
     """As `_by_message`, the busiest port's work for all: its largest message ends last."""
     finish, w, worst, before = local.finish_G, clock.width, 0.0, 0.0
@@ -235,7 +270,7 @@ def _by_port(clock, rows, e, u, local, rest, prices):
         finish[r] = now if worst > 0.0 and (w == 1 or part) else 0.0
 
 
-@kernel
+@inner
 def _left_over(clock, rows, e, u, local, per, wide):
     """How much of what stays inside node u is still to be moved when entry e starts."""
     w, before = clock.width, 0.0
@@ -247,7 +282,7 @@ def _left_over(clock, rows, e, u, local, per, wide):
     return (local.ended_N[u] - max(before, local.begun_N[u])) / (local.ended_N[u] - local.begun_N[u])
 
 
-@kernel
+@inner
 def _lengthen(clock, inside, local, local_stage, u, e, prices):
     """What stays inside node u takes longer, for entry e shares its ports."""
     per, worst = local.port_N.shape[1] // 2, 0.0
@@ -266,14 +301,14 @@ def _lengthen(clock, inside, local, local_stage, u, e, prices):
             clock.done[x + r] = now if clock.done[x + r] > 0.0 else 0.0
 
 
-@kernel
+@inner
 def _move(clock, inside, local, local_stage, prices, s, u, e):
     """What node u moves inside in stage s: entry e, or what stays inside it."""
     here, wide, finish = s == local_stage, inside.wide, local.finish_G
     rows = (local.message_N if wide else local.port_N) if here else inside.rows
     rest = 0.0 if here else _left_over(clock, rows, e, u, local, len(finish), wide)
     if wide:
-        _by_message(clock, rows, e, u, local, rest, prices)
+        _by_message(clock, rows[e], u, local, rest, prices)
     else:
         _by_port(clock, rows, e, u, local, rest, prices)
     x, now = _place(clock, s, 0, u), 0.0
@@ -291,7 +326,7 @@ def _move(clock, inside, local, local_stage, prices, s, u, e):
         _lengthen(clock, inside, local, local_stage, u, e, prices)
 
 
-@kernel
+@inner
 def move_inside(clock, inside, local, local_stage, prices, s):
     """Stage s inside the nodes that have part in it."""
     one = inside.owner_S[s] >= 0
@@ -308,25 +343,27 @@ def new_shared(wire):
 
 
 @kernel
-def lanes_seconds(order, pairs, loads, local_rows, prices):
-    """Seconds until the last row of the lanes form has arrived. local_rows: see `local_loads`."""
+def lanes_seconds(order, pairs, loads, local_rows, prices, fine):
+    """Seconds until the last row of the lanes form has arrived. local_rows: see `local_loads`. `fine`: lanes of few rows are followed
+    one by one, and what is moved inside nodes message by message where that is known; else node by node, port by port."""
     nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)
-    few = few_rows(order.messages, nics)
-    wide = nodes <= WIDE and loads.exact
+    few = fine and few_rows(order.messages, nics)
+    wide = fine and nodes <= WIDE and loads.exact
     inside = inside_rows(order, pairs, loads, wide)
-    wire = lane_wire(order, pairs, loads.slow_NN, prices, few)
+    wire = lane_wire(order, pairs, loads.slow_NN, prices, few, fine)
     clock = new_clock(wire, inside.owner_S, order.local_stage, nodes, per if wide or few else 1)
+    port = Port(np.zeros(per, np.int64), np.zeros(per), np.zeros(per), np.zeros(per * per), np.zeros(2 * per))
     local = Local(
-        local_rows[0], local_rows[1], np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per),
-        np.zeros(2 * per),
+        local_rows[0], local_rows[1], np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per), port
     )  # fmt: skip
     shared = new_shared(wire)
+    each = fine or wire.ptr_S[-1] <= MANY  # messages that start apart are followed one by one
     for s in range(len(order.after_ptr) - 1):
         if clock.row_S[s] < 0 and clock.left_S[s] < 0:
             continue  # nobody has part in it
         release(clock, order.after_ptr, order.after, s)
         if wire.ptr_S[s] < wire.ptr_S[s + 1]:
-            cross(clock, wire, shared, prices.law, s)
+            cross(clock, wire, shared, prices.law, s, each)
         elif inside.first_S[s] >= 0 or s == order.local_stage:
             move_inside(clock, inside, local, order.local_stage, prices, s)
     return clock.last[0]
@@ -335,11 +372,11 @@ def lanes_seconds(order, pairs, loads, local_rows, prices):
 @kernel
 def listed_seconds(after_ptr, after, wire, ranks, law):
     """Seconds until the last message of `wire` has arrived."""
-    stage_seconds(wire, law)
+    stage_seconds(wire, law, True)
     clock = new_clock(wire, np.full(len(wire.ptr_S) - 1, -2, np.int64), -1, ranks, 1)
     shared = new_shared(wire)
     for s in range(len(after_ptr) - 1):
         if wire.ptr_S[s] < wire.ptr_S[s + 1]:
             release(clock, after_ptr, after, s)
-            cross(clock, wire, shared, law, s)
+            cross(clock, wire, shared, law, s, True)
     return clock.last[0]

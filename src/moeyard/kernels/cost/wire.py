@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.csr import pointers
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.share import share_all
 from moeyard.kernels.lanes.quotas import UNIT, quotas
 
 LANE, SRC, DST, LEAVES, ENTERS = range(5)  # rows of Wire.at
 FEW_ROWS = 4  # a lane of a message
+ALIKE = 0.01  # of a stage's bytes: messages that differ by less, together, from another stage's, scaled, take as long, scaled
 
 
 class Wire(NamedTuple):
@@ -30,7 +31,7 @@ class Wire(NamedTuple):
     to_NNM: np.ndarray
 
 
-@kernel
+@inner
 def few_rows(messages, nics):
     """Whether many messages have few rows a lane: lanes then differ, and some ranks have no part in a stage."""
     small, count = 0, messages.shape[1]
@@ -39,11 +40,31 @@ def few_rows(messages, nics):
     return 4 * small > count
 
 
+@inner
+def _scale_of(wire, t, s):
+    """How many times as large as those of stage t the messages of stage s are, if they are between the same ports; else 0."""
+    lo, hi, before = wire.ptr_S[s], wire.ptr_S[s + 1], wire.ptr_S[max(0, t)]
+    if t < 0 or hi - lo != wire.ptr_S[t + 1] - before:
+        return 0.0
+    shift, here, there = before - lo, 0.0, 0.0
+    leaves, enters, solo = wire.at[LEAVES], wire.at[ENTERS], wire.solo_E
+    for e in range(lo, hi):
+        if leaves[e] != leaves[e + shift] or enters[e] != enters[e + shift]:
+            return 0.0
+        here += solo[e]
+        there += solo[e + shift]
+    scale, apart = here / there if there > 0.0 else 0.0, 0.0
+    for e in range(lo, hi):
+        apart += abs(solo[e] - scale * solo[e + shift])
+    return scale if apart <= ALIKE * here else 0.0
+
+
 @kernel
-def stage_seconds(wire, law):
-    """Fill wire.seconds_E."""
+def stage_seconds(wire, law, fine):
+    """Fill wire.seconds_E. Not `fine`: a wave is as the last one, longer or shorter."""
     free = (0.0, law[1], law[2])
     used = np.full(wire.ports, -1, np.int64)
+    shared = -1
     for s in range(len(wire.ptr_S) - 1):
         lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
         alone = True
@@ -52,7 +73,13 @@ def stage_seconds(wire, law):
             alone &= used[p] != s and used[q] != s
             used[p], used[q] = s, s
             wire.seconds_E[e] = wire.solo_E[e]
-        if not alone:
+        scale = 0.0 if alone or fine else _scale_of(wire, shared, s)
+        if scale > 0.0:
+            for e in range(lo, hi):
+                before = wire.ptr_S[shared] + e - lo
+                wire.seconds_E[e] = scale * (wire.seconds_E[before] - wire.latency_E[before])
+        elif not alone:
+            shared = s
             cost = law if wire.contended_S[s] else free
             share_all(lo, hi, wire.at[LEAVES], wire.ports, wire.seconds_E, wire.solo_E, cost)
             share_all(lo, hi, wire.at[ENTERS], wire.ports, wire.seconds_E, wire.solo_E, cost)
@@ -60,7 +87,7 @@ def stage_seconds(wire, law):
             wire.seconds_E[e] += wire.latency_E[e]
 
 
-@kernel(inline="always")
+@inner
 def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
     """Add the messages of pair p, each lane of one by itself if they are `apart`."""
     table, messages, to = wire.at, order.messages, pairs.to_NNM
@@ -85,7 +112,7 @@ def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
             wire.solo_E[e], wire.latency_E[e] = rows * slower * prices.row_out, prices.lat_out
 
 
-@kernel
+@inner
 def _close_up(wire, at):
     """Take out the gaps that lanes without rows left."""
     end = 0
@@ -100,8 +127,8 @@ def _close_up(wire, at):
 
 
 @kernel
-def lane_wire(order, pairs, slow_NN, prices, apart):
-    """The wire messages of the lanes form."""
+def lane_wire(order, pairs, slow_NN, prices, apart, fine):
+    """The wire messages of the lanes form. `fine`: see `stage_seconds`."""
     nodes, stages, nics = len(pairs.rows_NN), len(order.after_ptr) - 1, len(pairs.carrier_M)
     each = nics if apart else 1
     quota = np.zeros(nics, np.int64)
@@ -122,5 +149,5 @@ def lane_wire(order, pairs, slow_NN, prices, apart):
                 _put_pair(wire, at, order, pairs, slow_NN[k, f], prices, k * nodes + f, quota, apart)
     if apart:
         _close_up(wire, at)
-    stage_seconds(wire, prices.law)
+    stage_seconds(wire, prices.law, fine)
     return wire

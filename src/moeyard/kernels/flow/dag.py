@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
 @kernel
@@ -33,7 +33,7 @@ def _parts(stage, src, dst, ranks):
     return of_src, of_dst, part_stage[:n].copy(), part_rank[:n].copy()
 
 
-@kernel
+@inner
 def _find(part_stage, own, first, last, stage):
     """The part of `stage` among own[first:last] (ascending stages), -1 if there is none."""
     while first < last:

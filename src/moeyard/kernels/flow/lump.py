@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 U = np.uint64
 _A, _B, _C, _D = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB), U(0xD6E8FEB86659FD93)
@@ -45,7 +45,7 @@ class Waits(NamedTuple):
     prev: np.ndarray
 
 
-@kernel
+@inner
 def _mix(x):
     x = (x ^ (x >> _S30)) * _B
     x = (x ^ (x >> _S27)) * _C
@@ -213,7 +213,7 @@ def links_alike(ops, classes):
     return True
 
 
-@kernel
+@inner
 def _crosses_alike(ops, class_L, i, f):
     """Whether operations i and f cross as many links of each class."""
     if ops.path_ptr[i + 1] - ops.path_ptr[i] != ops.path_ptr[f + 1] - ops.path_ptr[f]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.common.heap import pop, push
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.flow.sharing import SAME_TIME, capacity, earliest, share_again
 from moeyard.kernels.flow.state import COME, FAN, GONE, HIGH, RATE, SINCE, WAITING
 
 
-@kernel(nogil=True)
+@inner
 def _finish(ops, queue, tally, op, t):
     """`op` is done at t: release what waited for it, through joins. How many operations that ends."""
     done = 0
@@ -40,7 +40,7 @@ def _finish(ops, queue, tally, op, t):
     return done
 
 
-@kernel(nogil=True)
+@inner
 def _begin(ops, queue, tally):
     """Release what waits for nothing; how many operations that ends."""
     done = 0
@@ -54,7 +54,7 @@ def _begin(ops, queue, tally):
     return done
 
 
-@kernel(nogil=True)
+@inner
 def _end(slots, tally, slot):
     """A flow has ended; it holds its links until they are shared anew."""
     slots.end_S[slot] = np.inf
@@ -64,7 +64,7 @@ def _end(slots, tally, slot):
     tally[GONE] += 1
 
 
-@kernel(nogil=True)
+@inner
 def _idle_due(fabric, net, slots, slot, now, shared, slack):
     """A flow ends `now`: when one of its links will have idled for `slack` of the time since links were last `shared`.
 
@@ -87,7 +87,7 @@ def _idle_due(fabric, net, slots, slot, now, shared, slack):
     return due
 
 
-@kernel(nogil=True)
+@inner
 def _duration(ops, fabric, net, op):
     """Seconds that an operation takes at an even share of its links as they are now; 0 on a link of no capacity."""
     slow = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeyard.kernels.common.heap import pop, push, sink
 from moeyard.kernels.common.law import factor
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner
 from moeyard.kernels.flow.state import (
     ACTIVE,
     COME,
@@ -35,7 +35,7 @@ SAME_TIME = 1e-12  # likewise for instants
 FEW = 8  # changed links up to which it pays to look how far a change can reach
 
 
-@kernel(nogil=True)
+@inner
 def capacity(fabric, link, flows):
     """Bytes per second of a link under the contention law while so many flows cross it."""
     if not fabric.contended_L[link]:
@@ -43,7 +43,7 @@ def capacity(fabric, link, flows):
     return fabric.capacity_L[link] / factor(flows, fabric.law)
 
 
-@kernel(nogil=True)
+@inner
 def _join(net, slots, slot, ops, op):
     """Put an operation on its links."""
     slots.op_S[slot] = op
@@ -64,7 +64,7 @@ def _join(net, slots, slot, ops, op):
         net.load_L[link] += ops.weight[e]
 
 
-@kernel(nogil=True)
+@inner
 def _leave(net, slots, slot):
     """Take a finished operation off its links; the last entry of each list takes its place."""
     hops = slots.hop_SH.shape[1]
@@ -80,7 +80,7 @@ def _leave(net, slots, slot):
     slots.op_S[slot] = -1
 
 
-@kernel(nogil=True)
+@inner
 def _fill_level(fabric, net, slots, link):
     """The level at which a link fills up if its flows keep below their present rates, inf if it does not."""
     first, last = net.ptr_L[link], net.ptr_L[link] + net.len_L[link]
@@ -103,7 +103,7 @@ def _fill_level(fabric, net, slots, link):
         level = rise
 
 
-@kernel(nogil=True)
+@inner
 def _floor(fabric, net, slots, dirty):
     """Below this rate nothing changes when the flows of the first `dirty` of net.dirty have changed.
 
@@ -117,7 +117,7 @@ def _floor(fabric, net, slots, dirty):
     return floor * (1.0 - 10.0 * SAME_LEVEL)
 
 
-@kernel(nogil=True)
+@inner
 def _reach(fabric, net, slots, dirty, mark, floor):
     """The links and slots that a change on the first `dirty` of net.dirty can reach: (links, slots).
 
@@ -158,7 +158,7 @@ def _reach(fabric, net, slots, dirty, mark, floor):
     return links, found
 
 
-@kernel(nogil=True)
+@inner
 def _take_all(fabric, net, slots, high, mark, floor):
     """As _reach, but every link and every slot not slower than `floor`, in one pass through memory."""
     hops = slots.hop_SH.shape[1]
@@ -190,7 +190,7 @@ def _take_all(fabric, net, slots, high, mark, floor):
     return links, found
 
 
-@kernel(nogil=True)
+@inner
 def _stop_flows(net, slots, link, level):
     """A link is full: its open flows get this rate, and their other links have that much less to give."""
     hops = slots.hop_SH.shape[1]
@@ -210,7 +210,7 @@ def _stop_flows(net, slots, link, level):
             net.open_L[other] -= w
 
 
-@kernel(nogil=True)
+@inner
 def _fill_by_scan(net, slots, links):
     """As _fill, looking through all open links for the tightest: better where each touches most others."""
     level = -1.0
@@ -234,7 +234,7 @@ def _fill_by_scan(net, slots, links):
             _stop_flows(net, slots, best, level)
 
 
-@kernel(nogil=True)
+@inner
 def _fill(net, slots, links, found):
     """Raise all open flows together; the tightest link stops its own, the others go on: max-min fair rates."""
     if links * links < 16 * found:
@@ -261,7 +261,7 @@ def _fill(net, slots, links, found):
         _stop_flows(net, slots, link, level)
 
 
-@kernel(nogil=True)
+@inner
 def _settle(slots, found, now):
     """Give the solved slots their new rates from `now` on, and foresee their ends."""
     for k in range(found):
@@ -280,7 +280,7 @@ def _settle(slots, found, now):
         slots.min2[slot // (FAN * FAN)] = -1.0
 
 
-@kernel(nogil=True)
+@inner
 def _exchange(ops, net, slots, tally, mark):
     """Take slots that have gone off their links, put operations that have come on theirs: how many links that changes."""
     dirty = 0
@@ -314,7 +314,7 @@ def _exchange(ops, net, slots, tally, mark):
     return dirty
 
 
-@kernel(nogil=True)
+@inner
 def share_again(ops, fabric, net, slots, tally, now):
     """Carry out what has gone and come, and share the links anew from `now` on; how many slots were solved.
 
@@ -340,7 +340,7 @@ def share_again(ops, fabric, net, slots, tally, now):
     return found
 
 
-@kernel(nogil=True)
+@inner
 def _least(end_S, first):
     """The least of FAN ends."""
     low = end_S[first]
@@ -349,7 +349,7 @@ def _least(end_S, first):
     return low
 
 
-@kernel(nogil=True)
+@inner
 def earliest(slots, high):
     """The slot that ends first among the first `high`, -1 if none does. Brings stale minima up to date."""
     best, t = -1, np.inf

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner
 from moeyard.kernels.lanes.match import ORIGIN as OF
 from moeyard.kernels.lanes.match import POS, SEQ
 from moeyard.kernels.lanes.match import ROWS as LENGTH
@@ -29,7 +29,7 @@ class Hop(NamedTuple):
     skip: int  # the local target whose rows are left out; -1: none
 
 
-@kernel
+@inner
 def emit(page, hop, dst, origin, target, start, rows):
     """Write one transfer, if there is room."""
     n = page.written[0]
@@ -40,7 +40,7 @@ def emit(page, hop, dst, origin, target, start, rows):
         out[n, ORIGIN], out[n, TARGET], out[n, START], out[n, ROWS] = origin, target, start, rows
 
 
-@kernel
+@inner
 def emit_blocks(page, hop, rows_RR, per, origin, f, x0, x1):
     """Rows [x0, x1) of the origin's sequence for node f, block by block."""
     base, first, at = f * per, origin % per, 0
@@ -56,7 +56,7 @@ def emit_blocks(page, hop, rows_RR, per, origin, f, x0, x1):
         at += size
 
 
-@kernel
+@inner
 def emit_lane(page, hop, pairs, k, f, runs, lane, p0, p1):
     """Positions [p0, p1) of a lane, origin by origin."""
     per = pairs.by_origin.shape[2]
@@ -68,7 +68,7 @@ def emit_lane(page, hop, pairs, k, f, runs, lane, p0, p1):
             emit_blocks(page, hop, pairs.rows_RR, per, k * per + run[OF], f, x, x + b - a)
 
 
-@kernel
+@inner
 def group_end(order, p, m, feed):
     """One past the messages of pair p that share message m's stage in column `feed`."""
     e = m + 1

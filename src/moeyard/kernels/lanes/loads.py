@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.match import ORIGIN, POS, ROWS, SEQ, match, new_runs
 from moeyard.kernels.lanes.quotas import UNIT
 
@@ -16,22 +16,22 @@ FEW_NODES = 4  # up to so many nodes, or if at most a quarter of the blocks have
 class Loads(NamedTuple):
     """`hand`, by pair (`hand_ptr`): the runs that the balance hands over. [run, (giver, taker, from, to, rows)]: where on the taker's
     lane it lies, as shares of the lane, and the lane's rows. A lane begins with its carrier's own rows, so they come late.
-    `on`, by pair: the runs that the spread passes on, alike, if `exact`. Else, [k, f, local rank]: rows passed on and taken
-    in by the spread, and the share of the lane before the first of them: it begins with rows for its own receiver, and beyond
-    is counted as a like mix of targets."""
+    `on`, by pair: the runs that the spread passes on, alike, if `exact`. Else, [k, f, local rank]: the share of its lane before the
+    first row that it passes on (a lane begins with rows for its own receiver, and beyond is counted as a like mix of targets),
+    rows passed on for each share of the lane beyond, and the share that it takes in of all that is passed on."""
 
     exact: bool
     hand_ptr: np.ndarray
     hand: np.ndarray
     on_ptr: np.ndarray
     on: np.ndarray
-    pass_: np.ndarray
-    get: np.ndarray
     keep: np.ndarray
+    rate: np.ndarray
+    get: np.ndarray
     slow_NN: np.ndarray  # the slowest lane's rows per capacity, for each row of the pair
 
 
-@kernel
+@inner
 def _known_by_place(rows_RR, nodes):
     """Whether runs are few enough to be listed one by one."""
     if nodes <= FEW_NODES:
@@ -43,7 +43,7 @@ def _known_by_place(rows_RR, nodes):
     return 4 * blocks <= ranks * ranks
 
 
-@kernel(inline="always")
+@inner
 def _put(table, n, src, dst, begin, end, rows):
     """Add a run of positions begin..end of a lane of so many rows."""
     table[n, 0], table[n, 1], table[n, 4] = src, dst, rows
@@ -62,7 +62,7 @@ def _room(table, n, more):
     return longer
 
 
-@kernel(inline="always")
+@inner
 def _handed(pairs, runs, table, n):
     """Add the runs whose origin is not the lane's carrier; the new length."""
     carrier, found, quota = pairs.carrier_M, runs.table, runs.quota
@@ -74,7 +74,7 @@ def _handed(pairs, runs, table, n):
     return n
 
 
-@kernel(inline="always")
+@inner
 def _passed_on(pairs, k, f, runs, table, m):
     """Add, block by block, what a lane's receiver does not keep; the new length."""
     carrier, to, found, quota, rows_RR = pairs.carrier_M, pairs.to_NNM, runs.table, runs.quota, pairs.rows_RR
@@ -95,12 +95,12 @@ def _passed_on(pairs, k, f, runs, table, m):
     return m
 
 
-@kernel(inline="always")
+@inner
 def _mixed(pairs, k, f, runs, loads):
     """What the spread passes on and takes in, each lane as a like mix of targets but for its first rows."""
     carrier, to, quota, by_target = pairs.carrier_M, pairs.to_NNM, runs.quota, pairs.by_target
-    keep, get, pass_ = loads.keep, loads.get, loads.pass_
-    per, kept = pairs.by_origin.shape[2], 0
+    keep, get, rate = loads.keep, loads.get, loads.rate
+    per, kept, whole = pairs.by_origin.shape[2], 0, 0.0
     for l in range(len(quota)):
         a = carrier[l]
         if quota[l] > 0 and a == carrier[to[k, f, l]]:
@@ -116,9 +116,13 @@ def _mixed(pairs, k, f, runs, loads):
             b = carrier[to[k, f, l]]
             first = keep[k, f, b]
             stay = first + (rows - first) * ((by_target[k, f, b] - first) * each)
-            pass_[k, f, b] = rows - stay
+            whole += rows - stay
             get[k, f, b] -= stay
             keep[k, f, b] = first / rows
+            if rows > stay:
+                rate[k, f, b] = (rows - stay) / (1.0 - first / rows)
+    for i in range(per if whole > 0.0 else 0):
+        get[k, f, i] /= whole
 
 
 @kernel
@@ -152,4 +156,4 @@ def pair_loads(pairs):
                 else:
                     _mixed(pairs, k, f, runs, mix)
             hand_ptr[pair + 1], on_ptr[pair + 1] = n, m
-    return Loads(exact, hand_ptr, hand[:n], on_ptr, on[:m], mix.pass_, mix.get, mix.keep, mix.slow_NN)
+    return Loads(exact, hand_ptr, hand[:n], on_ptr, on[:m], mix.keep, mix.rate, mix.get, mix.slow_NN)

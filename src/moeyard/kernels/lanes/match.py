@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.quotas import quotas
 
 
@@ -40,7 +40,7 @@ def new_runs(pairs):
     )  # fmt: skip
 
 
-@kernel(inline="always")
+@inner
 def _put(table, n, lane, origin, pos, seq, rows):
     table[n, LANE], table[n, ORIGIN], table[n, POS], table[n, SEQ], table[n, ROWS] = (
         lane,
@@ -51,7 +51,7 @@ def _put(table, n, lane, origin, pos, seq, rows):
     )
 
 
-@kernel
+@inner
 def match(pairs, k, f, runs):
     """Fill `runs` with those of the pair k -> f; how many there are."""
     # Fields are looked up once: each time costs more than a turn of a loop.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.emit import Hop, Page, emit, emit_blocks, emit_lane, group_end
 from moeyard.kernels.lanes.match import ORIGIN, POS, ROWS, SEQ, match, new_runs
 from moeyard.kernels.program.tables import DST, SRC, sort_messages
@@ -16,13 +16,13 @@ from moeyard.kernels.program.tables import DST, SRC, sort_messages
 STAGE, LO, HI, BALANCE, SPREAD = range(5)  # of a message
 
 
-@kernel
+@inner
 def _share(order, column, m, quota, total):
     """Where message m begins (LO) or ends (HI) on a lane."""
     return order.messages[column, m] * quota // total
 
 
-@kernel
+@inner
 def _local(page, pairs, order, rank, receive):
     """What stays inside the node."""
     per = pairs.by_origin.shape[2]
@@ -34,7 +34,7 @@ def _local(page, pairs, order, rank, receive):
             emit(page, hop, dst, src, dst, 0, pairs.rows_RR[src, dst])
 
 
-@kernel
+@inner
 def _balance(page, pairs, order, runs, k, f, me, receive):
     """Rows of one rank on another's lane: those that `me` gives, or (`receive`) takes."""
     nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
@@ -56,7 +56,7 @@ def _balance(page, pairs, order, runs, k, f, me, receive):
         m = e
 
 
-@kernel
+@inner
 def _wire(page, pairs, order, runs, k, f, lane):
     """What crosses from node k to node f on one lane."""
     nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
@@ -69,7 +69,7 @@ def _wire(page, pairs, order, runs, k, f, lane):
             emit_lane(page, hop, pairs, k, f, runs, lane, p0, p1)
 
 
-@kernel
+@inner
 def _pass_on(page, pairs, order, runs, k, f, lane):
     """What the receiver of one lane has for its neighbours."""
     nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
@@ -85,7 +85,7 @@ def _pass_on(page, pairs, order, runs, k, f, lane):
         m = e
 
 
-@kernel
+@inner
 def _take_in(page, pairs, order, runs, k, rank, lane, begin):
     """Of what the receiver of one lane passes on, the rows for `rank`. begin[i]: where they begin in each origin's sequence."""
     nodes, per = len(pairs.rows_NN), len(begin)
@@ -107,7 +107,7 @@ def _take_in(page, pairs, order, runs, k, rank, lane, begin):
         m = e
 
 
-@kernel
+@inner
 def lane_sends(page, pairs, order, runs, rank):
     """Write the transfers that leave `rank`."""
     nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 UNIT = 1 << 16  # weight of a healthy lane
 
@@ -43,7 +43,7 @@ def lane_table(rails_NM):
     return to, weight
 
 
-@kernel
+@inner
 def quotas(rows, weight, first, quota):
     """Fill quota[l] with the lane's share of `rows`; what does not divide goes round from lane `first`.
 

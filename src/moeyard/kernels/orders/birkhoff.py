@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.common.sort import heaviest_first
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.orders.bits import bit, match_all, new_matching, use_edges
 
 
@@ -38,7 +38,7 @@ def _padded(work_NN):
     return padded, most
 
 
-@kernel
+@inner
 def _top_power(left):
     """The largest power of two that is not above the largest entry."""
     most = np.int64(1)
@@ -51,7 +51,7 @@ def _top_power(left):
     return power
 
 
-@kernel
+@inner
 def _take(left, matching, threshold, perm):
     """Take the matching, as much of it as all its pairs have; pairs that fall below the threshold are set free. How much."""
     edges, free, to, of = matching.edges, matching.free, matching.to, matching.of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 _BRUIJN = 0x03F79D71B4CB0A89
 
@@ -50,19 +50,19 @@ def new_matching(nodes):
     )  # fmt: skip
 
 
-@kernel(inline="always")
+@inner
 def bit(f):
     """Column f within its word."""
     return np.uint64(1) << np.uint64(f & 63)
 
 
-@kernel
+@inner
 def _lowest(word):
     """The place of the lowest set bit."""
     return _PLACES[((word & (~word + np.uint64(1))) * np.uint64(_BRUIJN)) >> np.uint64(58)]
 
 
-@kernel
+@inner
 def use_edges(edges, work_NN, least):
     """Edges where there is at least so much work."""
     nodes, words = edges.shape
@@ -74,7 +74,7 @@ def use_edges(edges, work_NN, least):
                 edges[k, f >> 6] |= bit(f)
 
 
-@kernel
+@inner
 def _augment(root, edges, free, to, of, parent, seen, queue):
     """Match row `root`, which has no free column, by a shortest alternating path; False if there is none."""
     words = len(free)
@@ -110,7 +110,7 @@ def _augment(root, edges, free, to, of, parent, seen, queue):
     return False
 
 
-@kernel
+@inner
 def match_all(edges, free, to, of, parent, seen, queue):
     """Match every row that has no column; the others may change theirs. False if that cannot be; what is matched stays."""
     for k in range(len(to)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.orders.bits import bit, match_all, new_matching
 
 
@@ -31,7 +31,7 @@ def _unmatch(matching):
         matching.free[w] = fresh.free[w]
 
 
-@kernel
+@inner
 def _use_edges(edges, work_NN, least):
     """As in `bits`, of seconds: rows are compared as the integers they are."""
     for k in range(len(edges)):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 PARTS = 3  # more than these on one side of a message gain nothing
 
@@ -36,7 +36,7 @@ def _best_nics(rails_NM):
     return best, count
 
 
-@kernel
+@inner
 def _nth_best(rails_NM, best, k, n):
     """The n-th of node k's fastest nics."""
     for l in range(rails_NM.shape[1]):
@@ -47,7 +47,7 @@ def _nth_best(rails_NM, best, k, n):
     return -1
 
 
-@kernel
+@inner
 def _pick(rails_NM, best, count, used, first, last, at):
     """The (node, nic) of nodes first..last whose nic is the fastest, from node `at` on and round; the next of them if it was
     picked before. -1, -1 if none lives."""
@@ -107,7 +107,7 @@ def datacenter_rows(by_origin, per_datacenter):
     return rows, size, start
 
 
-@kernel
+@inner
 def _parts(seconds, latency, ratio, brief):
     """Into how many parts, each `1 / ratio` times the one before, a message is cut at an end where it waits for its gather or
     is waited for by its spread; the first one's share of it; and whether each waits for the one before.
@@ -128,7 +128,7 @@ def _parts(seconds, latency, ratio, brief):
     return End(parts, first, waits)
 
 
-@kernel
+@inner
 def _cut(pieces, n, chain, size, head, tail, ratio):
     """Append the parts of a chain of `size` rows: pieces (chain, lo, hi, waits); how many there are then."""
     at, edge, width = 0, 0.0, head.first

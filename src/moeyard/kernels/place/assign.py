@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.sort import by_key
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
 @kernel
@@ -132,7 +132,7 @@ def desk_of(hosts, ranks):
     )
 
 
-@kernel
+@inner
 def portions(left, first, last, total, want, start, out):
     """out[i] <= left[i] for i in [first, last), in proportion to left, together `want` <= total."""
     budget = want
@@ -148,7 +148,7 @@ def portions(left, first, last, total, want, start, out):
         i = i + 1 if i + 1 < last else first
 
 
-@kernel
+@inner
 def match(e, host_K, low, high, first, last, desk, n):
     """Match what is left of the sources in ranks [low, high) and of the hosts [first, last), each in proportion.
 
@@ -180,7 +180,7 @@ def match(e, host_K, low, high, first, last, desk, n):
     return n
 
 
-@kernel
+@inner
 def split(e, rows_ER, host_K, share_K, groups, desk):
     """Pieces of expert e so that each host gets its share and as few rows as can be leave rank, node, datacenter; how many.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.sort import heaviest_first
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.place.hosts import free_slots, hosts_of
 from moeyard.kernels.place.quota import capacity, perfect_threshold, quota_shares
 
@@ -34,7 +34,7 @@ def by_rows(rows_E):
     return heaviest_first(weight)
 
 
-@kernel
+@inner
 def home_only(home_E, hosts_ER):
     """Every expert on its home alone, written to hosts_ER."""
     experts, ranks = hosts_ER.shape
@@ -58,7 +58,7 @@ def shed(threshold, loads, room_R):
     return piece, pieces
 
 
-@kernel
+@inner
 def taker(e, left, room_R, free_R, hosts_ER):
     """The rank with the least room that takes the piece whole, else the one with the most room; -1 if none has any."""
     best = -1
@@ -161,7 +161,7 @@ def tightest(rows_ER, home_E, speed_R, groups, hosts_ER):
     return Tight(peak, held, time)
 
 
-@kernel
+@inner
 def relief(e, tight, free_R, hosts_ER):
     """The least loaded rank below the peak that can take a replica of e; -1 if none."""
     to = -1

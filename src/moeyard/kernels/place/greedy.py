@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.sort import heaviest_first
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
 class Times(NamedTuple):
@@ -25,7 +25,7 @@ class Times(NamedTuple):
     overlap: bool
 
 
-@kernel
+@inner
 def model_time(crossed, computed, selected, kept, ranks, times):
     """4 exchanges + 3 forwards + what of gather and reduce no compute hides; `kept` ranks get each selected expert."""
     exchange = crossed * times.row_crossed
@@ -65,7 +65,7 @@ def spread(e, rows_RE, home_E, left_out, free_R, hosts_ER, computed_R, received_
         computed_R[r] += rows
 
 
-@kernel
+@inner
 def extremes(computed_R, received_R, speed_R):
     """(slowest rank, its rows / speed, the least of these, the most rows received)."""
     top, peak, least, crossed = 0, -1.0, np.inf, np.int64(0)

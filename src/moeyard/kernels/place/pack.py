@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.sort import heaviest_first
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
 class Items(NamedTuple):
@@ -50,7 +50,7 @@ def replicate(weight_E, copies, most, count_E):
         count_E[best] += 1
 
 
-@kernel
+@inner
 def put(i, g, items, shelf):
     """Item i onto rank g."""
     kind = items.kind_I[i]
@@ -62,7 +62,7 @@ def put(i, g, items, shelf):
     shelf.used_G[g] += 1
 
 
-@kernel
+@inner
 def move(s, h, g, items, shelf):
     """The item in slot s of rank h over to rank g."""
     j = shelf.slot_GS[h, s]
@@ -74,7 +74,7 @@ def move(s, h, g, items, shelf):
     put(j, g, items, shelf)
 
 
-@kernel
+@inner
 def make_room(i, items, shelf):
     """Every rank with a free slot has item i's expert: move another item into one of these slots. The rank that has room then."""
     kind, expert = items.kind_I[i], items.expert_I[i]
@@ -92,7 +92,7 @@ def make_room(i, items, shelf):
     return -1
 
 
-@kernel
+@inner
 def slowest(shelf):
     top = 0
     for g in range(len(shelf.load_G)):
@@ -101,7 +101,7 @@ def slowest(shelf):
     return top
 
 
-@kernel
+@inner
 def best_swap(top, items, shelf):
     """(slot of rank `top`, other rank, its slot) whose exchange leaves the slower of the two soonest done; -1s if none helps."""
     load, slow = shelf.load_G, shelf.slow_G
@@ -123,7 +123,7 @@ def best_swap(top, items, shelf):
     return best_s, best_g, best_t
 
 
-@kernel
+@inner
 def refine(items, shelf, goal, rounds):
     """Swap an item of the slowest rank with a lighter one elsewhere, the best pair each time, until the goal or no gain."""
     for _ in range(rounds):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.csr import grouped
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.place.hosts import Hosts
 
 UNSEEN, START = -2, -1  # in a trail: not reached; where the search began
@@ -45,7 +45,7 @@ class Trail(NamedTuple):
     queue_E: np.ndarray
 
 
-@kernel
+@inner
 def capacity(threshold, speed):
     """The most whole rows c with c / speed <= threshold, by the very comparison that is used everywhere."""
     c = np.int64(np.floor(threshold * speed))
@@ -92,7 +92,7 @@ def perfect_threshold(need, speed_R):
     return least_threshold(need, everyone, speed_R)
 
 
-@kernel
+@inner
 def fill_group(first, last, want, room, host_X, split):
     """`want` rows to the hosts [first, last) in proportion to their room; the last ones take what rounding left."""
     left = want
@@ -109,7 +109,7 @@ def fill_group(first, last, want, room, host_X, split):
         left -= m
 
 
-@kernel
+@inner
 def fill_near(e, size, rows_ER, hosts, split):
     """Rows of e to hosts in the same group of `size` ranks while these have room."""
     host = hosts.host_X
@@ -130,7 +130,7 @@ def fill_near(e, size, rows_ER, hosts, split):
         x = last
 
 
-@kernel
+@inner
 def prefill(rows_ER, rows_E, hosts, groups, split):
     """Rows to near hosts while these have room: own rank, node, datacenter."""
     ptr, host = hosts.ptr_E, hosts.host_X
@@ -150,7 +150,7 @@ def prefill(rows_ER, rows_E, hosts, groups, split):
                 fill_near(e, size, rows_ER, hosts, split)
 
 
-@kernel
+@inner
 def find_room(e, graph, split, trail):
     """The rank with room at the end of the shortest path from e, its way in the trail; -1 if there is none."""
     ptr, host = graph.hosts.ptr_E, graph.hosts.host_X
@@ -181,7 +181,7 @@ def find_room(e, graph, split, trail):
     return np.int64(-1)
 
 
-@kernel
+@inner
 def push(e, end, graph, split, trail):
     """As much of e's excess along the trail to rank `end` as it allows."""
     host = graph.hosts.host_X
@@ -247,7 +247,7 @@ def start_threshold(rows_E, graph, speed_R, slack):
     return threshold
 
 
-@kernel
+@inner
 def set_room(threshold, speed_R, cap_R):
     for r in range(len(speed_R)):
         cap_R[r] = capacity(threshold, speed_R[r])

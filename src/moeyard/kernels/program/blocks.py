@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
 
 
-@kernel(inline="always")
+@inner
 def _hashed(i, j):
     """A fixed, well-mixed number of a rank pair."""
     x = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(j) * np.uint64(0xC2B2AE3D27D4EB4F)
@@ -24,7 +24,7 @@ def _hashed(i, j):
     return np.int64(x >> np.uint64(1))
 
 
-@kernel
+@inner
 def via(i, j, per, hashed, via_R, to_NNM, carrier):
     """Ranks between which block i -> j crosses nodes.
 
@@ -48,7 +48,7 @@ def via(i, j, per, hashed, via_R, to_NNM, carrier):
     return -1, -1
 
 
-@kernel
+@inner
 def _put(out, n, stage, src, dst, origin, target, rows):
     if n < len(out):
         t = out[n]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.parts import lane_part
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 
@@ -135,7 +135,7 @@ def _relay_slots(receives, rank, ranks):
     return Relay(key, start, rows, slot), used
 
 
-@kernel
+@inner
 def _first_at_or_before(key, start, k, s):
     """The last index whose (key, start) is <= (k, s); -1 if there is none."""
     lo, hi = 0, len(key)
@@ -148,7 +148,7 @@ def _first_at_or_before(key, start, k, s):
     return lo - 1
 
 
-@kernel
+@inner
 def _pass_on(parts, n, relay, sends, i):
     """The runs of send i, of rows that came from elsewhere, from run n on; the next run, or -1 if they never all came."""
     at, left = sends[i, START], sends[i, ROWS]
@@ -168,7 +168,7 @@ def _pass_on(parts, n, relay, sends, i):
     return n
 
 
-@kernel(inline="always")  # a call per stage would count references to every array
+@inner
 def _send_stage(parts, cursor, sends, stage, rank, input_off, relay):
     """Write the messages that leave in one stage; stops at a send of rows that the rank does not hold."""
     i, m, n = cursor[SENT], cursor[MESSAGES], cursor[RUNS]
@@ -192,7 +192,7 @@ def _send_stage(parts, cursor, sends, stage, rank, input_off, relay):
     cursor[SENT], cursor[MESSAGES], cursor[RUNS] = i, m, n
 
 
-@kernel(inline="always")
+@inner
 def _receive_stage(parts, cursor, receives, stage, rank, output_off):
     """Write the messages that arrive in one stage."""
     j, m, n, arrived = cursor[TAKEN], cursor[MESSAGES], cursor[RUNS], cursor[ARRIVED]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.program.lower import by_payload, own_after, own_stages
 from moeyard.kernels.program.tables import ORIGIN, ROWS, STAGE, START, TARGET
 
@@ -20,7 +20,7 @@ def _sorted(table, ranks):
     return by_payload(table, np.arange(len(table)), ranks), (table[:, ORIGIN] << 32) | table[:, TARGET]
 
 
-@kernel
+@inner
 def _overlap(table, order, key):
     """An index whose rows overlap those sorted before it; -1 if there is none."""
     for i in range(1, len(order)):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, sort_messages
 
 HOPS = 7
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     per: int  # ranks of a node
 
 
-@kernel
+@inner
 def gates_of(plan, p):
     """The gateways of a piece."""
     c = plan.pieces[0, p]
@@ -44,7 +44,7 @@ def gates_of(plan, p):
     return a, plan.gate[1, plan.chains[1, c] * planes + plan.chains[2, c]]
 
 
-@kernel
+@inner
 def way_of(plan, rank, gate):
     """The two ranks between a rank and a gateway: the nearer to the rank first."""
     if rank // plan.per == gate // plan.per:
@@ -53,7 +53,7 @@ def way_of(plan, rank, gate):
     return near, plan.stand_in_R[gate - gate % plan.per + near % plan.per]
 
 
-@kernel
+@inner
 def _run(plan, p, second):
     """The two runs of a piece among what A has for B, the lower one first; often one of them is empty."""
     c, lo, hi = plan.pieces[0, p], plan.pieces[1, p], plan.pieces[2, p]
@@ -88,7 +88,7 @@ def _side(plan, gate, inward, me, receive):
     return Side(near, far, mine)
 
 
-@kernel
+@inner
 def _emit_run(out, n, plan, p, x, sides, across):
     """The transfers of rows x[0]..x[1] of what A has for B, at the rank that `sides` were made for, in (origin, target, start) order.
     across: the bit of the wan, if it has part in that."""
@@ -158,7 +158,7 @@ def relay_part(receive, stages, room, rank, plan):
         room = n
 
 
-@kernel
+@inner
 def count_rows(plan, p, from_o, to_t):
     """Fill from_o[o] and to_t[t] with the rows of a piece, ranks counted inside their datacenters."""
     c = plan.pieces[0, p]

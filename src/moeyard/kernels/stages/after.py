@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.csr import grouped, pointers
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.stages.number import NONE, group
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
@@ -70,7 +70,7 @@ def _feeds(wire, wire_ptr, groups, levels):
     return grouped(key, 0, count, groups * levels)
 
 
-@kernel
+@inner
 def _named_by_wire(named, wire, wire_ptr, numbers, last, w):
     """The stages that wire stage w names, into `named`, in any order; how many."""
     w_src, w_dst, early, per_node = wire.messages[1], wire.messages[2], wire.early, wire.per_node
@@ -86,7 +86,7 @@ def _named_by_wire(named, wire, wire_ptr, numbers, last, w):
     return c
 
 
-@kernel
+@inner
 def _merge(after, n, named, c, mark, s):
     """Append the c stages named, once each, ascending; how many entries there are then."""
     lo = n

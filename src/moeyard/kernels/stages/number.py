@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.csr import pointers
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 NONE = -1
 
@@ -39,12 +39,12 @@ class Numbers(NamedTuple):
     total: int  # stages
 
 
-@kernel(inline="always")
+@inner
 def group(node, per_node):
     return node if per_node else 0
 
 
-@kernel(inline="always")
+@inner
 def _balance_slot(w):
     """Between wire stages there are three slots: balances, the wire stage itself, spreads; before the first, one for the rows
     inside nodes too."""
@@ -70,7 +70,7 @@ def _slots(wire, groups, levels):
     return balance, spread
 
 
-@kernel
+@inner
 def _take_number(place, slots, g, b):
     """Turn a slot into the next number in it."""
     if slots[g, b] >= 0:

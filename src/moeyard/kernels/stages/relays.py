@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.relays.parts import ACROSS, FROM_NODE, HOPS, TO_NODE
 
 NONE = -1
 
 
-@kernel
+@inner
 def _name(after, lo, n, stage):
     """Add a stage to the ascending names after[lo:n], once, unless it is none; how many there are then."""
     if stage == NONE:
@@ -30,7 +30,7 @@ def _name(after, lo, n, stage):
     return n + 1
 
 
-@kernel
+@inner
 def _name_first(first, last_out, last_in, c, gates, in_turn):
     """Note what the next pieces of chain c wait for: what its gateways, or this pair of them, did last."""
     i, j = gates

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.step.gather import TIERS, gather_of, tier_seconds
 from moeyard.kernels.step.transport import fastest, loads_of, transport
 
@@ -34,13 +34,13 @@ class Rates(NamedTuple):
     layers: float  # MoE layers of a step: its first gather and last reduce have less to hide behind
 
 
-@kernel
+@inner
 def total(seconds):
     """Of all tiers."""
     return seconds[0] + seconds[1] + seconds[2]
 
 
-@kernel
+@inner
 def left_over(seconds, level, compute, exchanges):
     """What of a gather or reduce stays exposed.
 
@@ -56,7 +56,7 @@ def left_over(seconds, level, compute, exchanges):
     return max(0.0, max(shared - compute, shared + free - compute - exchanges))
 
 
-@kernel
+@inner
 def one_pass(exchange, level, compute, dense, moves, rates, last):
     """(seconds, exposed, extra) of one pass of a layer: dense part, exchange, experts, exchange; `moves`: gather or reduce.
 

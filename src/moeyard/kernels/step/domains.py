@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.common.csr import grouped
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 
-@kernel
+@inner
 def domain_of(rank, sizes, shape):
     """Domains are numbered like ranks: by datacenter, then node, then local rank."""
     _, N, G = shape
@@ -29,7 +29,7 @@ def domain_table(sizes, shape):
     return domain
 
 
-@kernel
+@inner
 def member(index, sizes, shape):
     """Rank of a domain's index-th member, less the rank of its first."""
     _, N, G = shape
@@ -37,7 +37,7 @@ def member(index, sizes, shape):
     return (index // (S1 * S2) * N + index // S2 % S1) * G + index % S2
 
 
-@kernel
+@inner
 def first_member(domain, sizes, shape):
     _, N, G = shape
     S0, S1, S2 = sizes
@@ -55,7 +55,7 @@ def by_domain(home_E, sizes, shape, domains):
     return grouped(domain, np.int64(0), len(domain), domains)
 
 
-@kernel
+@inner
 def send(x, rows_B, sizes, shape, rank_loads, wan_out, far):
     """Add rank x's rows for each domain's experts: up_out, up_in, off_out, off_in, computed; `far`: to other datacenters."""
     up_out, up_in, off_out, off_in, computed = rank_loads

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.step.transport import fastest, no_loads, transport
 
 TIERS = 3
@@ -26,7 +26,7 @@ class Gather(NamedTuple):
     both: np.ndarray
 
 
-@kernel
+@inner
 def entry_of(hosts, lo, hi, counterpart, expert):
     """The host that receives an expert for its node or datacenter: the root's counterpart, else spread by expert."""
     for i in range(lo, hi):

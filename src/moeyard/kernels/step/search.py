@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.place.assign import even_shares, share_sums, sums_to, to_nearest, to_own
 from moeyard.kernels.place.fill import by_rows, quota_hosts
 from moeyard.kernels.place.hosts import Groups, Hosts, free_slots, hosts_of
@@ -143,7 +143,7 @@ def best_way(job, home_E, hosts_ER, ways, enough):
     return best
 
 
-@kernel
+@inner
 def cover(e, size, job, load_R, free_R, hosts_ER):
     """A replica of e in every group of `size` ranks that has none: on its least loaded rank with a slot. How many."""
     ranks = len(free_R)
@@ -240,7 +240,7 @@ def quota_family(job, home_E, best, levels):
 DROP_ALL, DROP_ONE, ADD_NEAR, ADD_ANY, COVER = range(5)  # moves of one expert
 
 
-@kernel
+@inner
 def drop(e, one, home_E, load_R, hosts_ER):
     """All replicas of e, or (`one`) that on the most loaded rank; whether there was any."""
     worst = -1
@@ -255,7 +255,7 @@ def drop(e, one, home_E, load_R, hosts_ER):
     return worst >= 0
 
 
-@kernel
+@inner
 def neediest_node(e, job, hosts_ER):
     """First rank of the node without a host of e that sends it most; -1 if every node has one or sends nothing."""
     node, most = -1, np.int64(0)
@@ -269,7 +269,7 @@ def neediest_node(e, job, hosts_ER):
     return node
 
 
-@kernel
+@inner
 def add(e, low, high, load_R, free_R, hosts_ER):
     """A replica of e on the least loaded rank of [low, high) with a slot; whether there is one."""
     best = -1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.compile import kernel
+from moeyard.kernels.compile import inner, kernel
 
 NONE, SCALE_UP, SCALE_OUT, WAN = range(4)  # the widest network that an exchange uses
 
@@ -62,7 +62,7 @@ class Cuts(NamedTuple):
     both: float  # any of these but the last, both directions added up
 
 
-@kernel
+@inner
 def over(load, capacity):
     """Seconds; inf for a load on a dead port."""
     if load <= 0.0:
@@ -115,7 +115,7 @@ def cuts_of(loads, ports):
     return Cuts(up, cut, wire, own, wan, both), node_out
 
 
-@kernel
+@inner
 def level_of(loads):
     """The widest network used."""
     for d in range(len(loads.wan_out_D)):
@@ -130,7 +130,7 @@ def level_of(loads):
     return level
 
 
-@kernel
+@inner
 def inside_of(loads, node_out_N, ports):
     """(balance + spread, most loaded scale-up port with what it relays), seconds per byte, where nodes share their nics."""
     nodes = len(node_out_N)
@@ -183,7 +183,7 @@ def transport(loads, ports):
     return Exchange(forms, cuts.both, level)
 
 
-@kernel
+@inner
 def fastest(forms, size):
     """Seconds of the best form at `size` bytes a unit; 0 if nothing moves."""
     best = np.inf
