@@ -55,7 +55,10 @@ def all_at_once(
         (plan.output_splits, plan.input_splits) if backward else (plan.input_splits, plan.output_splits)
     )
     began = time.monotonic()
-    work: Any = group.alltoall_base(output, source, received, sent)
+    try:
+        work: Any = group.alltoall_base(output, source, received, sent)
+    except RuntimeError as error:
+        raise deck.guard.lost(str(error)) from error
 
     def finish() -> None:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from moeyard.errors import InvalidCluster
+from moeyard.runtime.faults.guard import longest_wait
 from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.transport.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
 from moeyard.runtime.transport.world import World
@@ -23,12 +24,12 @@ class Groups:
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._wait = world, longest_wait(world.timeout)
         families = list(world.families)
         control = {f: self._control_group(f) for f in families}
         self.control = control[world.ranks]
         self.channels = Channels(
-            world.families, world.rank, world.cluster, world.backend, world.timeout, world.interfaces,
+            world.families, world.rank, world.cluster, world.backend, self._wait, world.interfaces,
             self.control, world.management,
         )  # fmt: skip
         self._own: list[Any] = [self.control]
@@ -65,7 +66,7 @@ class Groups:
         if self._background is None:
             self._background = dist.new_group(
                 dist.get_process_group_ranks(self.dense_control),
-                timeout=timedelta(seconds=self._world.timeout),
+                timeout=timedelta(seconds=self._wait),
                 backend="gloo",
                 use_local_synchronization=True,
             )
@@ -76,15 +77,15 @@ class Groups:
         """For small values: on the management interface where there is one, so that no rail matters."""
         world = self._world
         if world.management is None:
-            return make_group(ranks, "gloo", world.timeout)
+            return make_group(ranks, "gloo", self._wait)
         register_rail_backend()
-        return make_group(ranks, RAIL_BACKEND, world.timeout, world.management)
+        return make_group(ranks, RAIL_BACKEND, self._wait, world.management)
 
     def _wide_group(self, ranks: Sequence[int]) -> Any:
         """For gradients, between any ranks: each on its own rail, or on one that lives on every node."""
         world = self._world
         if world.interfaces is None:
-            return make_group(ranks, world.backend, world.timeout)
+            return make_group(ranks, world.backend, self._wait)
         rails = np.min([c.rails.min(axis=0) for c in world.families.values()], axis=0)
         shared = world.cluster.but(rails=np.broadcast_to(rails, world.cluster.rails.shape))
         return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
@@ -97,8 +98,9 @@ class Groups:
 
 def own_rail_group(world: World, ranks: Sequence[int], rail: int | None) -> Any:
     """A group that this rank joins on the interface of this rail; None: on the management interface, if there is one."""
+    wait = longest_wait(world.timeout)
     if world.interfaces is None:
-        return make_group(ranks, world.backend, world.timeout)
+        return make_group(ranks, world.backend, wait)
     register_rail_backend()
     name = world.management if rail is None else world.interfaces[rail]
-    return make_group(ranks, RAIL_BACKEND if name else world.backend, world.timeout, name)
+    return make_group(ranks, RAIL_BACKEND if name else world.backend, wait, name)
