@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 LONG = timedelta(seconds=20)
 
 
-def at(started, state=IDLE):
-    return {"started": started, "state": state, "seconds": 1.0}
+def at(started, state=IDLE, met=0, family=0):
+    return {"started": started, "state": state, "seconds": 1.0, "met": met, "family": family}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,11 @@ def at(started, state=IDLE):
         ({0: at(7, "plan"), 1: at(7, "loss")}, [], [], [0, 1]),  # of two, nobody can tell which is wrong
         ({0: at(7, "plan"), 1: at(7)}, [], [], [1]),  # in no call at all
         ({0: at(7, "plan"), 1: at(7, "plan")}, [], [], []),
-        ({0: at(9, "loss"), 1: at(9, "loss"), 2: at(7, "plan"), 3: at(7)}, [], [], [3]),  # another family waits for it
+        # Families start other calls, and all meet in some: that of ranks 0 and 1 waits for the other.
+        ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(97, IDLE, 3, 2)}, [], [], [3]),
+        ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(96, "plan", 3, 2)}, [], [], [3]),
+        ({0: at(9, "loss", 4), 1: at(8, IDLE, 3), 2: at(97, "loss", 4, 2), 3: at(97, "loss", 4, 2)}, [], [], [1]),
+        ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(7, "plan", 4, 2), 3: at(7, "plan", 4, 2)}, [], [], []),
     ],
 )  # fmt: skip
 def test_who_is_to_blame(found, missing, gone, late):

@@ -31,6 +31,7 @@ CALLS = (
     "move_experts",
     "export_pretrained",
     "measure",
+    "self_check",
 )
 
 
@@ -80,14 +81,17 @@ class Floor:
         """Say what this rank came for. facts: what must be alike beside the call."""
         roll = self._roll
         if roll is not None:
-            self.watched(lambda: roll.compare(self.call, facts))
+            self._watched(lambda: roll.compare(self.call, facts), meet=True)
         return self
 
     def watched(self, call: Callable[[], Result]) -> Result:
         """Any collective of this call."""
+        return self._watched(call, meet=False)
+
+    def _watched(self, call: Callable[[], Result], meet: bool) -> Result:
         if self._guard is None:
             return call()
-        return self._guard.watched(self.call, call, behind=self._behind)
+        return self._guard.watched(self.call, call, behind=self._behind, meet=meet)
 
     def all_reduce(
         self, tensor: torch.Tensor, operation: Any = dist.ReduceOp.SUM, *, group: Any = None

@@ -33,10 +33,12 @@ def longest_wait(timeout: float) -> float:
 
 @dataclass
 class Whereabouts:
-    """How far a rank has come: calls started, those of them that compared frames, the tags given to exchanges, and what it is doing
-    since when. A roll call is told this."""
+    """How far a rank has come: calls started, those of them in which all ranks meet, those that compared frames, the tags given to
+    exchanges, and what it is doing since when. A roll call is told this. family: whose calls are the same as ours."""
 
+    family: int = 0
     started: int = 0
+    met: int = 0
     call: int = 0
     tag: int = 0
     state: str = IDLE
@@ -51,29 +53,44 @@ class Whereabouts:
 
     def told(self) -> dict[str, Any]:
         seconds = round(time.monotonic() - self.since, 2)
-        return {"started": self.started, "call": self.call, "state": self.state, "seconds": seconds}
+        return {
+            "family": self.family, "started": self.started, "met": self.met, "call": self.call, "tag": self.tag,
+            "state": self.state, "seconds": seconds,
+        }  # fmt: skip
 
 
 class Guard:
     """Of one yard, from its opening to its end or to a lost rail.
 
     rank, ranks: this one and all that share the dense parameters, in the world's numbers. railed: rails are bound, so one
-    that died can be told.
+    that died can be told. family: a number of the expert-parallel group.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: Sequence[int], timeout: float, railed: bool) -> None:
-        self.where = Whereabouts()
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+        railed: bool,
+        family: int = 0,
+    ) -> None:
+        self.where = Whereabouts(family)
         self.fault: ExchangeError | None = None
         self.closed = False
         self._rank, self._ranks, self._railed, self._patience = rank, tuple(ranks), railed, patience(timeout)
+        self.longest_wait = longest_wait(timeout)
         self._lock = threading.Lock()
         self._watch = Watch(store, rank, self.where.told)
 
-    def watched(self, where: str, call: Callable[[], Result], *, behind: bool = False) -> Result:
-        """A collective, or several that belong together. All ranks come here in the same order, but for what runs `behind`
-        the training, in a thread of its own."""
+    def watched(
+        self, where: str, call: Callable[[], Result], *, behind: bool = False, meet: bool = False
+    ) -> Result:
+        """A collective, or several that belong together. The ranks of a family come here in the same order, but for what runs
+        `behind` the training, in a thread of its own. meet: all ranks, of other families too."""
         self.check_open()
         if not behind:
+            self.where.met += meet
             self.where.enter(where)
         try:
             return call()

@@ -34,8 +34,9 @@ class Verdict(NamedTuple):
 def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: str) -> Verdict:
     """found: where each live rank is. missing: who did not answer; then nobody else is to blame.
 
-    All ranks start the same calls one after another, so who has started fewest holds up the others. Of several: who is in no
-    call at all while others wait in one; else who is in another call than most. Nobody, if all wait in the same one.
+    All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones, so
+    who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
+    another call than most. Nobody, if all wait in the same one.
     """
     gone = sorted(missing)
     late = [] if gone else _late(found)
@@ -43,16 +44,29 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
 
 
 def _late(found: Mapping[int, Where]) -> list[int]:
-    started = {rank: int(where.get("started", 0)) for rank, where in found.items()}
-    last = [rank for rank in sorted(found) if started[rank] == min(started.values())]
-    place = {rank: found[rank].get("state", IDLE) for rank in last}
+    behind = _fewest(found, "met")
+    families: dict[Any, dict[int, Where]] = {}
+    for rank in behind:
+        families.setdefault(found[rank].get("family"), {})[rank] = found[rank]
+    late = [rank for family in families.values() for rank in _late_in_family(family, len(found))]
+    return sorted(late) if late or len(behind) == len(found) else behind
+
+
+def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
+    last = _fewest(family, "started")
+    place = {rank: family[rank].get("state", IDLE) for rank in last}
     idle = [rank for rank in last if place[rank] == IDLE]
-    if idle and len(idle) < len(found):
+    if idle and len(idle) < everyone:
         return idle
     if len(set(place.values())) > 1:
         (common, count), (_, next_count) = Counter(place.values()).most_common(2)
         return [rank for rank in last if place[rank] != common or count == next_count]
-    return last if len(last) < len(found) else []
+    return last if len(last) < len(family) else []
+
+
+def _fewest(found: Mapping[int, Where], what: str) -> list[int]:
+    counts = {rank: int(where.get(what, 0)) for rank, where in found.items()}
+    return [rank for rank in sorted(found) if counts[rank] == min(counts.values())]
 
 
 def error_of(verdict: Verdict, me: int, where: Where, link: str, reason: str, railed: bool) -> ExchangeError:

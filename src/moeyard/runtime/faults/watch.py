@@ -83,6 +83,7 @@ class Watch:
                 self._store.compare_set("verdict", "", mine.to_json())
             if self.heard is None:
                 self.heard = Verdict.from_json(self._store.get("verdict"))
+                self._store.set(f"heard/{self._rank}", "")
         except RuntimeError:
             if self.heard is None:  # else our thread heard it while the store was there
                 raise
