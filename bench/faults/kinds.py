@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 from bench.faults.judge import Row, compare_losses, judge_errors, judge_resumed, lines
+from bench.faults.rails import rail_fault
 from bench.faults.stage import World
 from bench.faults.training import PHASES, Job
 
@@ -253,4 +254,6 @@ KINDS: dict[str, Callable[[Random, Path], Row]] = {
     "killed save": killed_save,
     "corrupt file": damaged("corrupt file"),
     "truncated file": damaged("truncated file"),
+    "cut rail": rail_fault("cut rail"),
+    "slowed rail": rail_fault("slowed rail"),
 }

@@ -208,8 +208,8 @@ class Rank:
         with self.part("norm"):
             yr.clip_grad_norm_(self.model, 1.0, yard)
         with self.part("optimizer"):
-            self.log.write("loss", step=self.now, share=float(share.detach()))
             yard.settle()
+            self.log.write("loss", step=self.now, share=float(share.detach()))
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.now += 1
