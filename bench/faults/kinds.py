@@ -17,7 +17,7 @@ START = 60.0  # seconds that ranks may take to begin, on a busy machine
 WITHIN = (
     16.0  # seconds beyond the time-out until survivors must have ended: roll call, the keeper's stay, closing
 )
-SHARED = ("forward", "loss", "backward", "sum", "norm", "optimizer", "save")
+SHARED = ("forward", "gather", "loss", "backward", "sum", "norm", "optimizer", "save")
 STEPS = 3  # after a fault
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import moeyard as my
 
 HIDDEN, EXPERTS, TOP_K, TOKENS, LAYERS = 32, 8, 2, 96, 2
-PHASES = ("start", "forward", "loss", "backward", "sum", "norm", "optimizer", "save", "end")
+PHASES = ("start", "forward", "gather", "loss", "backward", "sum", "norm", "optimizer", "save", "end")
 UNTIL = 10**6  # steps: until something happens
 
 
@@ -150,6 +150,7 @@ class Rank:
 
         job = self.job
         device = "cuda" if job.backend == "nccl" else "cpu"
+        _tell_of_gathers(lambda: self.point("gather"))
         shape = (2, job.world // 2) if job.mesh else (job.world,)
         where = init_device_mesh(device, shape, mesh_dim_names=("dp", "ep")[-len(shape) :])
         self.yard = yr.Yard(where, **self.options())
@@ -296,7 +297,7 @@ class Rank:
         import moeyard.runtime as yr
 
         what, yard = self.job.detail, self.yard
-        if what == "another loss":
+        if what in ("", "another loss"):
             yr.global_count(1, yard)
         elif what == "a step less":
             self.now += 1
@@ -323,6 +324,20 @@ class Rank:
                 "error", type=type(error).__name__, ours=True, ranks=list(error.ranks), text=str(error)
             )
         self.job = job.but(fault="", victim=-1)
+
+
+def _tell_of_gathers(tell: Any) -> None:
+    """Have the layers say when they begin to gather experts."""
+    from moeyard.runtime.layers import experts
+
+    real = getattr(experts.gather_experts, "real", experts.gather_experts)
+
+    def told(*arguments: Any) -> Any:
+        tell()
+        return real(*arguments)
+
+    told.real = real  # type: ignore[attr-defined]
+    experts.gather_experts = told
 
 
 class SkipStep(Exception):

@@ -21,6 +21,7 @@ from moeyard.runtime.faults.client import keeper_of, own_client, second_client  
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost  # noqa: E402
 from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: E402
 from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, judge, whereabouts  # noqa: E402
+from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 LONG = timedelta(seconds=20)
@@ -215,6 +216,60 @@ def test_a_second_connection_without_clones():
     one.set("key", "value")
     assert other.get("key") == b"value"
     assert not stores[0].check(["key"])
+
+
+class Work:
+    """Of a device: under way until told otherwise."""
+
+    def __init__(self):
+        self.done, self.error = False, None
+
+    def is_completed(self):
+        return self.done
+
+    def exception(self):
+        return self.error
+
+
+def test_the_vigil_tells_of_works_that_do_not_end_or_fail():
+    told = []
+    vigil = Vigil(0.3, told.append, period=0.02)
+    first, second = Work(), Work()
+    vigil.note(first, "an exchange")
+    vigil.note(second, "sync_gradients")
+    first.done = True
+    time.sleep(0.15)
+    assert told == []
+    time.sleep(0.4)
+    assert len(told) == 1
+    assert told[0].startswith("sync_gradients: not done on the device after 0.")
+    vigil.close()
+    vigil = Vigil(30, told.append, period=0.02)
+    third = Work()
+    vigil.note(third, "an exchange")
+    third.error, third.done = ValueError("remote process exited"), True
+    time.sleep(0.2)
+    assert told[1:] == ["an exchange: remote process exited"]
+    vigil.close()
+
+
+def test_groups_on_a_device_are_aborted_by_whoever_hears_first(clients):
+    """Rank 0's work does not end, so it calls the roll; rank 1, which waits for its device, is told by the verdict."""
+    ranks = Ranks([own for _, own in clients], timeout=1.0)
+    aborted = []
+    for rank, guard in enumerate(ranks.guards[:2]):
+        guard.keep_vigil(lambda rank=rank: aborted.append(rank))
+    ranks.guards[2].close()
+    ranks.guards[0].note(Work(), "sync_gradients")
+    end = time.monotonic() + 10
+    while len(aborted) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert sorted(aborted) == [0, 1]
+    for guard in ranks.guards[:2]:
+        with pytest.raises(RankLost, match="of no use") as caught:
+            guard.watched("dispatch", lambda: None)
+        assert caught.value.ranks == (2,)
+    ranks.close()
 
 
 def roll(said):

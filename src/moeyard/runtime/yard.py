@@ -148,7 +148,9 @@ class Yard:
         self.agreement = Agreement(control, self.guard, self.rank, self._watcher)
         self._plan_for(self.cluster)
         self.transport = self._transport_of(self._deck(self._observer, self._watcher))
-        self.guard.watched("warming groups", lambda: self.channels.warm(self.device))
+        if self.device.type == "cuda":
+            self.guard.keep_vigil(self.groups.abort)
+        self.guard.watched("warming groups", lambda: self.channels.warm(self.device, self.guard.note))
 
     def _deck(self, observer: Observer | None = None, watcher: Watcher | None = None) -> Deck:
         return Deck(self.rank, self.device, self._group, self.channels, self.guard, observer, watcher)

@@ -100,6 +100,8 @@ class Floor:
 
         def reduce() -> None:
             work = dist.all_reduce(tensor, operation, group=group or self.group, async_op=True)
+            if self._guard is not None:
+                self._guard.note(work)
             if work is not None:
                 work.wait()
 

@@ -5,6 +5,7 @@ Every collective of ours is made under `Guard.watched`, which turns a backend's 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import Store
 
 from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
-from moeyard.runtime.faults.verdict import IDLE, error_of, place_of
+from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, place_of
+from moeyard.runtime.faults.vigil import Vigil
 from moeyard.runtime.faults.watch import Watch, within
 
 Result = TypeVar("Result")
@@ -82,6 +84,34 @@ class Guard:
         self.longest_wait = longest_wait(timeout)
         self._lock = threading.Lock()
         self._watch = Watch(store, rank, self.where.told)
+        self._vigil: Vigil | None = None
+        self._abort: Callable[[], None] | None = None
+
+    def keep_vigil(self, abort: Callable[[], None]) -> None:
+        """Where works run on a device: watch those that are noted, and call `abort` when the yard is lost, so that neither device
+        nor host waits any longer for who is gone. Another rank's verdict is then enough."""
+        self._abort = abort
+        self._vigil = Vigil(self.longest_wait, self.lost)
+        self._watch.on_verdict = self._adopt
+
+    def note(self, work: Any, what: str | None = None) -> None:
+        """A work that the host does not wait for."""
+        if self._vigil is not None and work is not None:
+            self._vigil.note(work, what or self.where.state)
+
+    def _adopt(self, verdict: Verdict) -> None:
+        if self._lock.acquire(blocking=False):  # else our own roll call is under way, and finds the same
+            try:
+                if self.fault is None and not self.closed:
+                    self.fault = error_of(verdict, self._rank, self.where.told(), "", verdict.cause, False)
+                    self._end()
+            finally:
+                self._lock.release()
+
+    def _end(self) -> None:
+        if self._abort is not None:
+            with contextlib.suppress(Exception):
+                within(5.0, self._abort)
 
     def watched(
         self, where: str, call: Callable[[], Result], *, behind: bool = False, meet: bool = False
@@ -106,6 +136,7 @@ class Guard:
         with self._lock:
             if self.fault is None:
                 self.fault = self._accuse(cause, pair)
+                self._end()
                 return self.fault
             return type(self.fault)(str(self.fault), self.fault.ranks)
 
@@ -139,4 +170,6 @@ class Guard:
 
     def close(self) -> None:
         self.closed = True
+        if self._vigil is not None:
+            self._vigil.close()
         self._watch.close()

@@ -60,6 +60,7 @@ def all_at_once(
         work: Any = group.alltoall_base(output, source, received, sent)
     except RuntimeError as error:
         raise deck.guard.lost(str(error)) from error
+    deck.guard.note(work, "an exchange")
 
     def finish() -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,8 +13,14 @@ import torch.distributed as dist
 from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.guard import longest_wait
 from moeyard.runtime.faults.rails import common_rail
-from moeyard.runtime.transport.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
-from moeyard.runtime.transport.world import World
+from moeyard.runtime.transport.channels import (
+    RAIL_BACKEND,
+    Channels,
+    abort_group,
+    make_group,
+    register_rail_backend,
+)
+from moeyard.runtime.transport.world import World, device_of
 
 
 class Groups:
@@ -33,6 +40,7 @@ class Groups:
             self.control, world.management,
         )  # fmt: skip
         self._own: list[Any] = [self.control]
+        self._aborted = False
         self._background: Any = None
         self.dense: Any = None
         self.dense_control: Any = None
@@ -90,7 +98,18 @@ class Groups:
         shared = world.cluster.but(rails=np.broadcast_to(rails, world.cluster.rails.shape))
         return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
 
+    def abort(self) -> None:
+        """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
+        device = device_of(self._world.backend)
+        mine = [*self.channels.groups, *(group for group in (self.dense, self.data) if group is not None)]
+        for group in mine:
+            with contextlib.suppress(RuntimeError):
+                abort_group(group, device)
+        self._aborted = True
+
     def close(self) -> None:
+        if self._aborted:
+            return  # to destroy what was aborted may wait for ever
         self.channels.close()
         for group in self._own:
             dist.destroy_process_group(group)
