@@ -32,7 +32,7 @@ KINDS = {
     "slow": "slow rank",
 }
 PLACES = {"dispatch": "forward", "gather": "gather", "gradient sum": "sum", "checkpoint": "save"}
-RANKS, TIMEOUT, LATEST, START = 4, 6.0, 10.0, 90.0
+RANKS, TIMEOUT, LATEST, START = 4, 6.0, 10.0, 50.0
 
 
 def one(kind: str, where: str) -> Row:

@@ -106,7 +106,7 @@ def by_victim(kind: str, phases: tuple[str, ...] = SHARED) -> Callable[[Random, 
 def wrong_world(chance: Random, place: Path) -> Row:
     """One rank wants another yard. All are told; then all make the right one, and train."""
     detail = chance.choice(("scheduler", "slots", "planner", "cluster"))
-    job = some_job(chance, place, fault="world", detail=detail, steps=STEPS)
+    job = some_job(chance, place, fault="world", detail=detail, steps=STEPS, timeout=20.0)
     row = row_of("wrong world", job, f"start: another {detail}")
     with World(job) as ranks:
         hung = ranks.wait(range(job.world), START)
@@ -128,6 +128,7 @@ def full_disk(chance: Random, place: Path) -> Row:
         step=step,
         steps=step + 3,
         behind=False,
+        timeout=20.0,
         detail=str(chance.randint(0, 3000)),
     )
     row = row_of("full disk", job, f"step {step}, save: {job.detail} bytes fit")
@@ -176,7 +177,7 @@ def damaged(kind: str) -> Callable[[Random, Path], Row]:
     def fault(chance: Random, place: Path) -> Row:
         import moeyard.runtime as yr
 
-        job = some_job(chance, place, steps=4, behind=False, victim=-1)
+        job = some_job(chance, place, steps=4, behind=False, victim=-1, timeout=20.0)
         row = row_of(kind, job, "")
         with World(job) as ranks:
             ranks.wait(range(job.world), START)

@@ -46,7 +46,7 @@ class Job:
     mesh: bool = False  # data parallel 2 x expert parallel
     behind: bool = False  # checkpoints are written behind the training
     backend: str = "gloo"
-    timeout: float = 5.0
+    timeout: float = 6.0
     fault: str = ""
     victim: int = -1
     step: int = 0

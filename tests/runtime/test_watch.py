@@ -222,13 +222,17 @@ class Work:
     """Of a device: under way until told otherwise."""
 
     def __init__(self):
-        self.done, self.error = False, None
+        self.done, self.result = False, torch.futures.Future()
 
     def is_completed(self):
         return self.done
 
-    def exception(self):
-        return self.error
+    def end(self, result):
+        self.done = True
+        self.result.set_result(result)
+
+    def get_future_result(self):
+        return self.result
 
 
 def test_the_vigil_tells_of_works_that_do_not_end_or_fail():
@@ -237,7 +241,7 @@ def test_the_vigil_tells_of_works_that_do_not_end_or_fail():
     first, second = Work(), Work()
     vigil.note(first, "an exchange")
     vigil.note(second, "sync_gradients")
-    first.done = True
+    first.end(0)
     time.sleep(0.15)
     assert told == []
     time.sleep(0.4)
@@ -247,9 +251,12 @@ def test_the_vigil_tells_of_works_that_do_not_end_or_fail():
     vigil = Vigil(30, told.append, period=0.02)
     third = Work()
     vigil.note(third, "an exchange")
-    third.error, third.done = ValueError("remote process exited"), True
+    third.done = True
+    time.sleep(0.1)
+    assert told[1:] == []
+    third.end(2)
     time.sleep(0.2)
-    assert told[1:] == ["an exchange: remote process exited"]
+    assert told[1:] == ["an exchange: the backend gave up on it (result 2)"]
     vigil.close()
 
 

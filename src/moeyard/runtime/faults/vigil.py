@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+_SETTLED = 5.0  # seconds after which a work that is done is believed to have succeeded, if nobody has said so
+
 
 class Noted(NamedTuple):
     """One work under way."""
@@ -45,6 +47,7 @@ class Vigil:
         """What is wrong with the oldest work that is not done; those behind it wait for it or are younger."""
         while self._works:
             work, what, at = self._works[0]
+            waited = time.monotonic() - at
             try:
                 done = work.is_completed()
                 failed = failure(work) if done else ""
@@ -52,11 +55,10 @@ class Vigil:
                 done, failed = True, str(error)
             if failed:
                 return f"{what}: {failed}"
-            if not done:
-                waited = time.monotonic() - at
-                return (
-                    f"{what}: not done on the device after {waited:.1f} s" if waited > self._longest else ""
-                )
+            if not done and waited > self._longest:
+                return f"{what}: not done on the device after {waited:.1f} s"
+            if not done or (failed is None and waited < _SETTLED):
+                return ""
             self._works.popleft()
         return ""
 
@@ -67,7 +69,10 @@ class Vigil:
         self._works.clear()
 
 
-def failure(work: Any) -> str:
-    """Why a work that ended did not succeed; empty if it did."""
-    error = work.exception()
-    return "" if error is None else str(error) or "the backend says that it failed"
+def failure(work: Any) -> str | None:
+    """Why a work that ended did not succeed; empty if it did, None if that is not known yet."""
+    result = work.get_future_result()
+    if not result.done():
+        return None
+    code = result.value()
+    return "" if code == 0 else f"the backend gave up on it (result {code})"
