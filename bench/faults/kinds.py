@@ -21,8 +21,16 @@ SHARED = ("forward", "gather", "loss", "backward", "sum", "norm", "optimizer", "
 STEPS = 3  # after a fault
 
 
-def some_job(chance: Random, place: Path, **given: object) -> Job:
-    world = chance.choice((2, 3, 4, 4, 5, 8))
+class Chance(Random):
+    """What a fault is drawn from: at most so many ranks, on this backend."""
+
+    def __init__(self, seed: str, ranks: int = 8, backend: str = "gloo") -> None:
+        super().__init__(seed)
+        self.ranks, self.backend = ranks, backend
+
+
+def some_job(chance: Chance, place: Path, **given: object) -> Job:
+    world = chance.choice([n for n in (2, 3, 4, 4, 5, 8) if n <= chance.ranks])
     job = Job(
         world=world,
         checkpoints=str(place / "run"),
@@ -31,6 +39,7 @@ def some_job(chance: Random, place: Path, **given: object) -> Job:
         mesh=world in (4, 8) and chance.random() < 0.3,
         behind=chance.random() < 0.3,
         victim=chance.randrange(world),
+        backend=chance.backend,
     )
     return job.but(**given)
 
@@ -40,7 +49,7 @@ def row_of(kind: str, job: Job, moment: str) -> Row:
     return Row(kind, job.world, store, moment, job.victim if job.victim >= 0 else None)
 
 
-def resume(row: Row, chance: Random, before: list[Job], place: Path) -> None:
+def resume(row: Row, chance: Chance, before: list[Job], place: Path) -> None:
     """A world of another size goes on."""
     first = before[0]
     world = chance.choice([n for n in (1, 2, 3, 4) if n <= max(1, first.world - 1)] or [1])
@@ -54,10 +63,10 @@ def resume(row: Row, chance: Random, before: list[Job], place: Path) -> None:
     judge_resumed(row, before, after)
 
 
-def by_signal(kind: str, number: int) -> Callable[[Random, Path], Row]:
+def by_signal(kind: str, number: int) -> Callable[[Chance, Path], Row]:
     """From outside, at any moment after the second step."""
 
-    def fault(chance: Random, place: Path) -> Row:
+    def fault(chance: Chance, place: Path) -> Row:
         job = some_job(chance, place, fault=kind)
         with World(job) as ranks:
             if not ranks.reached(2, START):
@@ -78,10 +87,10 @@ def by_signal(kind: str, number: int) -> Callable[[Random, Path], Row]:
     return fault
 
 
-def by_victim(kind: str, phases: tuple[str, ...] = SHARED) -> Callable[[Random, Path], Row]:
+def by_victim(kind: str, phases: tuple[str, ...] = SHARED) -> Callable[[Chance, Path], Row]:
     """The victim does it itself, in any part of a step."""
 
-    def fault(chance: Random, place: Path) -> Row:
+    def fault(chance: Chance, place: Path) -> Row:
         job = some_job(chance, place, fault=kind, step=2 * chance.randint(1, 3), phase=chance.choice(phases))
         if kind == "mismatched call":
             ways = {"another loss": "sum", "a step less": "norm", "an exchange more": "loss",
@@ -103,7 +112,7 @@ def by_victim(kind: str, phases: tuple[str, ...] = SHARED) -> Callable[[Random, 
     return fault
 
 
-def wrong_world(chance: Random, place: Path) -> Row:
+def wrong_world(chance: Chance, place: Path) -> Row:
     """One rank wants another yard. All are told; then all make the right one, and train."""
     detail = chance.choice(("scheduler", "slots", "planner", "cluster"))
     job = some_job(chance, place, fault="world", detail=detail, steps=STEPS, timeout=20.0)
@@ -118,7 +127,7 @@ def wrong_world(chance: Random, place: Path) -> Row:
     return row
 
 
-def full_disk(chance: Random, place: Path) -> Row:
+def full_disk(chance: Chance, place: Path) -> Row:
     """One rank's file cannot be written to its end. All are told, the earlier checkpoint stays, training and the next save go on."""
     step = 2 * chance.randint(1, 2)
     job = some_job(
@@ -148,7 +157,7 @@ def full_disk(chance: Random, place: Path) -> Row:
     return row
 
 
-def killed_save(chance: Random, place: Path) -> Row:
+def killed_save(chance: Chance, place: Path) -> Row:
     """One rank or all are killed while they save."""
     job = some_job(chance, place, fault="killed save")
     everyone = chance.random() < 0.4
@@ -171,10 +180,10 @@ def killed_save(chance: Random, place: Path) -> Row:
     return row
 
 
-def damaged(kind: str) -> Callable[[Random, Path], Row]:
+def damaged(kind: str) -> Callable[[Chance, Path], Row]:
     """A byte of the latest checkpoint is another, or a file ends early: no rank loads it, all say which file; the one before loads."""
 
-    def fault(chance: Random, place: Path) -> Row:
+    def fault(chance: Chance, place: Path) -> Row:
         import moeyard.runtime as yr
 
         job = some_job(chance, place, steps=4, behind=False, victim=-1, timeout=20.0)
@@ -220,7 +229,7 @@ def damaged(kind: str) -> Callable[[Random, Path], Row]:
     return fault
 
 
-def judge_earlier(row: Row, chance: Random, job: Job, place: Path) -> None:
+def judge_earlier(row: Row, chance: Chance, job: Job, place: Path) -> None:
     """Goes on from the checkpoint before the damaged one, bit for bit."""
     after = job.but(
         notes=str(place / "after"), steps=STEPS, world=chance.choice((1, 2, 3)), mesh=False, timeout=20.0
@@ -244,7 +253,7 @@ def judge_earlier(row: Row, chance: Random, job: Job, place: Path) -> None:
     compare_losses(row, [job], after)
 
 
-KINDS: dict[str, Callable[[Random, Path], Row]] = {
+KINDS: dict[str, Callable[[Chance, Path], Row]] = {
     "kill": by_signal("kill", signal.SIGKILL),
     "stop": by_signal("stop", signal.SIGSTOP),
     "exception": by_victim("exception"),

@@ -145,10 +145,9 @@ class Guard:
         link = f", rank {pair[0]} -> rank {pair[1]}" if pair else ""
         reason = cause.strip().splitlines()[0][:160] if cause.strip() else "no reason given"
         try:
-            # twice: the keeper of the store stays until all have heard
-            verdict = within(
-                2 * self._patience + 1, lambda: self._watch.verdict(self._ranks, reason, self._patience)
-            )
+            # a little beyond the roll call; who keeps the store stays until all have heard
+            most = self._patience + (4.5 if self._rank == self._watch.keeper else 1.5)
+            verdict = within(most, lambda: self._watch.verdict(self._ranks, reason, self._patience))
         except Exception as error:
             keeper = self._watch.keeper
             who = "who keeps it" if keeper is None else f"rank {keeper}, which keeps it,"
