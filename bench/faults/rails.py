@@ -52,6 +52,7 @@ class LabRank(Rank):
         import moeyard.runtime as yr
 
         self.open()
+        self.begin()
         while self.now < self.job.steps:
             if self.now == 2 and self.rank == 0 and math.isinf(self.fault_at):
                 self.fault_at = 0.0

@@ -84,7 +84,7 @@ class Rank:
     def __init__(self, job: Job, rank: int, board: Any) -> None:
         self.job, self.rank, self.board = job, rank, board
         self.log = Log(f"{job.notes}/log{rank}")
-        self.now = 0
+        self.now, self.yard = 0, None
 
     def run(self) -> None:
         import moeyard.runtime as yr
@@ -96,9 +96,8 @@ class Rank:
             self.log.write(
                 "error", type=type(error).__name__, ours=True, ranks=list(error.ranks), text=str(error)
             )
-            with contextlib.suppress(yr.ExchangeError):
+            if self.yard is not None:
                 self.yard.close()  # must not hang either
-            self.log.write("closed")
         except UsersMistake:
             self.log.write("mistake")
         except my.MoeyardError as error:
@@ -173,6 +172,7 @@ class Rank:
             resumed = yr.load_checkpoint(job.checkpoints, self.model, self.optimizer, self.yard)
             self.now = resumed.step
             self.log.write("resumed", step=self.now, sums=self.sums())
+        self.begin()
         last = min(self.now + job.steps, UNTIL)
         saving = None
         while self.now < last:
@@ -184,6 +184,13 @@ class Rank:
             saving.wait()
         self.point("end")
         self.yard.close()
+
+    def begin(self) -> None:
+        """Ranks come from imports and loading as they may, on a busy machine seconds apart; from here on they are watched."""
+        import torch.distributed as dist
+
+        if self.job.backend == "gloo":
+            dist.barrier()
 
     def step(self) -> None:
         """One, in parts that a fault can fall into."""

@@ -22,13 +22,14 @@ from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost  # noqa: 
 from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: E402
 from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, judge, whereabouts  # noqa: E402
 from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
+from moeyard.runtime.transport.channels import abort_groups  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 LONG = timedelta(seconds=20)
 
 
-def at(started, state=IDLE, met=0, family=0):
-    return {"started": started, "state": state, "seconds": 1.0, "met": met, "family": family}
+def at(started, state=IDLE, met=0, family=0, seconds=1.0):
+    return {"started": started, "state": state, "seconds": seconds, "met": met, "family": family}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def at(started, state=IDLE, met=0, family=0):
         ({0: at(7, "plan"), 1: at(7, "loss")}, [], [], [0, 1]),  # of two, nobody can tell which is wrong
         ({0: at(7, "plan"), 1: at(7)}, [], [], [1]),  # in no call at all
         ({0: at(7, "plan"), 1: at(7, "plan")}, [], [], []),
+        ({0: at(7, "plan", seconds=5.1), 1: at(7, "plan", seconds=0.3), 2: at(7, "plan", seconds=5.0)}, [], [], [1]),  # came late
         # Families start other calls, and all meet in some: that of ranks 0 and 1 waits for the other.
         ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(97, IDLE, 3, 2)}, [], [], [3]),
         ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(96, "plan", 3, 2)}, [], [], [3]),
@@ -216,6 +218,33 @@ def test_a_second_connection_without_clones():
     one.set("key", "value")
     assert other.get("key") == b"value"
     assert not stores[0].check(["key"])
+
+
+class Backend:
+    """Plays NCCL's: what was called."""
+
+    def __init__(self, calls, fails=False):
+        self.calls, self.fails = calls, fails
+
+    def _group_start(self):
+        self.calls.append("start")
+
+    def _group_end(self):
+        self.calls.append("end")
+
+    def abort(self):
+        self.calls.append("abort")
+        if self.fails:
+            raise RuntimeError("aborted already")
+
+
+def test_all_groups_of_a_device_are_aborted_together():
+    calls = []
+    backends = [Backend(calls), Backend(calls, fails=True), Backend(calls)]
+    groups = [SimpleNamespace(_get_backend=lambda device, one=one: one) for one in backends]
+    abort_groups(groups, torch.device("cpu"))
+    abort_groups([], torch.device("cpu"))
+    assert calls == ["start", "abort", "abort", "abort", "end"]
 
 
 class Work:

@@ -100,7 +100,7 @@ class Floor:
 
         def reduce() -> None:
             work = dist.all_reduce(tensor, operation, group=group or self.group, async_op=True)
-            if self._guard is not None:
+            if self._guard is not None and tensor.is_cuda:  # on the host the wait itself tells
                 self._guard.note(work)
             if work is not None:
                 work.wait()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
 
 IDLE = "no call"
+_MOMENT = 1.0  # seconds that calls of ranks may lie apart
 Where = Mapping[str, Any]  # of one rank: `Whereabouts.told`
 
 
@@ -36,7 +37,7 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
 
     All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones, so
     who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
-    another call than most. Nobody, if all wait in the same one.
+    another call than most; else who came last to the call in which all are now. Nobody, if all have waited alike.
     """
     gone = sorted(missing)
     late = [] if gone else _late(found)
@@ -61,7 +62,12 @@ def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
     if len(set(place.values())) > 1:
         (common, count), (_, next_count) = Counter(place.values()).most_common(2)
         return [rank for rank in last if place[rank] != common or count == next_count]
-    return last if len(last) < len(family) else []
+    if len(last) < len(family):
+        return last
+    # All wait in the same call, some so long that they gave up: who came to it just now was late.
+    waited = {rank: float(family[rank].get("seconds", 0.0)) for rank in last}
+    longest = max(waited.values())
+    return [rank for rank in last if longest > _MOMENT and waited[rank] < longest / 2]
 
 
 def _fewest(found: Mapping[int, Where], what: str) -> list[int]:

@@ -71,7 +71,10 @@ class Vigil:
 
 def failure(work: Any) -> str | None:
     """Why a work that ended did not succeed; empty if it did, None if that is not known yet."""
-    result = work.get_future_result()
+    try:
+        result = work.get_future_result()
+    except RuntimeError:  # a backend that does not tell
+        return ""
     if not result.done():
         return None
     code = result.value()

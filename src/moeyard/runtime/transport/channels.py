@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -74,11 +74,18 @@ def _left_alone(backend: str) -> Iterator[None]:
             del os.environ[_HANDLING]
 
 
-def abort_group(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Whatever runs on it ends, on the device too."""
-    backend: Any = group._get_backend(device)
-    abort = getattr(backend, "abort", None) or backend._abort
-    abort()
+def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """Whatever runs on them ends, on the device too. Together: one communicator's abort may wait for another's kernels."""
+    backends: list[Any] = [group._get_backend(device) for group in groups]
+    if not backends:
+        return
+    backends[0]._group_start()
+    try:
+        for backend in backends:
+            with suppress(RuntimeError):
+                (getattr(backend, "abort", None) or backend._abort)()
+    finally:
+        backends[0]._group_end()
 
 
 def register_rail_backend() -> None:

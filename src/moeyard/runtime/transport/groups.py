@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.transport.channels import (
     RAIL_BACKEND,
     Channels,
-    abort_group,
+    abort_groups,
     make_group,
     register_rail_backend,
 )
@@ -100,12 +99,9 @@ class Groups:
 
     def abort(self) -> None:
         """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
-        device = device_of(self._world.backend)
-        mine = [*self.channels.groups, *(group for group in (self.dense, self.data) if group is not None)]
-        for group in mine:
-            with contextlib.suppress(RuntimeError):
-                abort_group(group, device)
         self._aborted = True
+        mine = [*self.channels.groups, *(group for group in (self.dense, self.data) if group is not None)]
+        abort_groups(mine, device_of(self._world.backend))
 
     def close(self) -> None:
         if self._aborted:
