@@ -22,6 +22,7 @@ from random import Random
 
 from bench.faults.judge import Row, judge_errors, judge_resumed, lines
 from bench.faults.stage import World, prepare
+from bench.faults.table import on_gpu
 from bench.faults.training import Job
 
 KINDS = {
@@ -97,6 +98,7 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps([dataclasses.asdict(one) for one in rows], indent=1))
     bad = sum(not row.clean for row in rows)
+    print(on_gpu([dataclasses.asdict(row) for row in rows]))
     print(f"{len(rows)} faults, {bad} not clean")
     sys.exit(bool(bad))
 

@@ -94,7 +94,7 @@ def by_victim(kind: str, phases: tuple[str, ...] = SHARED) -> Callable[[Chance, 
         job = some_job(chance, place, fault=kind, step=2 * chance.randint(1, 3), phase=chance.choice(phases))
         if kind == "mismatched call":
             ways = {"another loss": "sum", "a step less": "norm", "an exchange more": "loss",
-                    "a frozen parameter": "sum", "another checkpoint": "loss"}  # fmt: skip
+                    "another parameter": "sum", "another checkpoint": "loss"}  # fmt: skip
             detail = chance.choice(sorted(ways))
             job = job.but(detail=detail, phase=ways[detail])
         row = row_of(kind, job, f"step {job.step}, {job.phase}{f': {job.detail}' if job.detail else ''}")

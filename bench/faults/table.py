@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-ROWS, GPU_ROWS = RESULTS / "faults.jsonl", RESULTS / "gpu_faults.json"
+ROWS = RESULTS / "faults.jsonl"
 
 
 def read(path: Path = ROWS) -> list[dict[str, Any]]:
@@ -54,7 +54,3 @@ def on_gpu(rows: list[dict[str, Any]]) -> str:
 
 def of_campaign() -> str:
     return by_kind(read())
-
-
-def of_gpu() -> str:
-    return on_gpu(json.loads(GPU_ROWS.read_text()))

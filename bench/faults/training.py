@@ -312,8 +312,8 @@ class Rank:
         elif what == "an exchange more":
             rows = torch.zeros(yard.size, 3, device=yard.device)
             yr.all_to_all_single(torch.empty_like(rows), rows, None, None, yard)
-        elif what == "a frozen parameter":
-            self.model["out"].bias.requires_grad_(False)
+        elif what == "another parameter":
+            self.model["more"] = torch.nn.Linear(2, 2)
         elif what == "another checkpoint":
             yr.save_checkpoint(self.job.checkpoints, self.model, self.optimizer, yard, step=self.now, keep=2)
 
@@ -339,9 +339,9 @@ def _tell_of_gathers(tell: Any) -> None:
 
     real = getattr(experts.gather_experts, "real", experts.gather_experts)
 
-    def told(*arguments: Any) -> Any:
+    def told(*arguments: Any, **named: Any) -> Any:
         tell()
-        return real(*arguments)
+        return real(*arguments, **named)
 
     told.real = real  # type: ignore[attr-defined]
     experts.gather_experts = told

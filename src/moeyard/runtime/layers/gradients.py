@@ -83,8 +83,8 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
     plain = [parameter for _, parameter in dense_parameters(model) if parameter.requires_grad and dense]
-    sizes = [parameter.numel() for parameter in plain]
-    floor = yard.floor("sync_gradients").meet(dense, scale, len(experts), sizes)
+    sizes = [parameter.numel() for _, parameter in dense_parameters(model)]
+    floor = yard.floor("sync_gradients").meet(dense, scale, sizes)
     _reduce(plain, yard.dense_group, floor, yard.device)
     if yard.data_group is not None:
         _reduce(experts, yard.data_group, floor, yard.device)
