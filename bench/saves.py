@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import moeyard.runtime as yr
+from moeyard.runtime.agree.floor import Floor
 
 
 def one_round(folder, model, optimizer, yard, step):
@@ -40,7 +41,9 @@ def main() -> None:
         store = dist.FileStore(f"{folder}/store", 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         group = dist.group.WORLD
-        yard = SimpleNamespace(dense_control=group, background_group=group, size=1)
+        yard = SimpleNamespace(
+            dense_control=group, floor=lambda call, behind=False: Floor(call, group), size=1
+        )
         width = 1024
         layers = max(1, int(given.bytes / (3 * 4 * width * width)))
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))

@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 RANKS = {  # pages whose Python needs a process group, and of how many ranks
     "README.md": 1,
     "docs/checkpoints.md": 2,
+    "docs/faults.md": 2,
     "docs/hugging-face.md": 2,
     "docs/lab.md": 1,
     "docs/runtime.md": 2,

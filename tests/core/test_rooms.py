@@ -139,6 +139,51 @@ def test_files_and_functions_stay_readable(root, trees):
     }
 
 
+COLLECTIVES = {
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier",
+    "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier",
+    "new_group", "recv", "reduce", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+}  # fmt: skip
+WATCHED = {  # function that makes a collective -> who watches over it
+    "agree.floor.reduce": "Floor.all_reduce hands it to the guard",
+    "observe.measure.once": "handed to Floor.watched",
+    "weights.export._whole": "called under Floor.watched",
+    "transport.channels.make_group": "the yard makes its groups under Guard.watched",
+    "transport.channels.warm": "called under Guard.watched",
+    "transport.groups.background": "Floors makes it under Guard.watched",
+    "transport.nccl.batches": "turned into our error by Queue; the vigil has its works",
+}
+
+
+def collectives(tree):
+    """(innermost function, line) of every collective of torch.distributed that is not inside a call of something.watched(...)."""
+    found = []
+
+    def walk(node, function, watched):
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            watched = watched or node.func.attr == "watched"
+            ours = ast.unparse(node.func.value) in ("dist", "torch.distributed")
+            if ours and node.func.attr in COLLECTIVES and not watched:
+                found.append((function, node.lineno))
+        for child in ast.iter_child_nodes(node):
+            walk(child, function, watched)
+
+    walk(tree, "", False)
+    return found
+
+
+def test_an_unwatched_collective_is_seen():
+    tree = ast.parse("def f():\n    guard.watched('x', lambda: dist.barrier())\n    dist.all_reduce(t)\n")
+    assert collectives(tree) == [("f", 3)]
+
+
+def test_every_collective_is_watched(trees):
+    found = {f"{module}.{function}" for module, tree in trees.items() for function, _ in collectives(tree)}
+    assert found == set(WATCHED), "make it under yard.floor(...).watched, or say here who watches over it"
+
+
 def test_nothing_is_set_on_a_yard_from_outside(root):
     """`yard.something = ...`, but for a class that keeps a yard of its own."""
     wrong = []

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import moeyard.runtime as yr
+from moeyard.runtime.agree.floor import Floor
 
 
 def prepare():
@@ -20,7 +21,9 @@ def shards(rank, world, folder, save):
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
     group = dist.group.WORLD
-    yard = SimpleNamespace(dense_control=group, background_group=group, size=1, rank=rank)
+    yard = SimpleNamespace(
+        dense_control=group, floor=lambda call, behind=False: Floor(call, group), size=1, rank=rank
+    )
     if save:
         torch.manual_seed(1)
         model(torch.ones(2, 5)).sum().backward()

@@ -21,6 +21,7 @@ import torch.distributed as dist  # noqa: E402
 
 import moeyard.runtime as yr  # noqa: E402
 from moeyard.errors import InvalidFile, NotSaved  # noqa: E402
+from moeyard.runtime.agree.floor import Floor  # noqa: E402
 from moeyard.runtime.state import checkpoint, logical  # noqa: E402
 from moeyard.runtime.state.index import check_whole  # noqa: E402
 from moeyard.runtime.state.logical import LogicalStack  # noqa: E402
@@ -37,7 +38,9 @@ def yard():
         store = dist.FileStore(f"{folder}/store", 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         group = dist.group.WORLD
-        yield SimpleNamespace(dense_control=group, background_group=group, size=1, rank=0)
+        yield SimpleNamespace(
+            dense_control=group, floor=lambda call, behind=False: Floor(call, group), size=1, rank=0
+        )
         dist.destroy_process_group()
 
 

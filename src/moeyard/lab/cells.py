@@ -32,11 +32,12 @@ def start() -> None:
 
 def timed(yard: Yard, action: Callable[[], Any]) -> float:
     """Seconds from the first rank's start to the last one's end; the ranks share one clock."""
-    dist.barrier(group=yard.control.group)
+    floor, group = yard.floor("measure"), yard.control.group
+    floor.watched(lambda: dist.barrier(group=group))
     began = time.monotonic()
     action()
     span = torch.tensor([-began, time.monotonic()], dtype=torch.float64)
-    dist.all_reduce(span, dist.ReduceOp.MAX, group=yard.control.group)
+    floor.all_reduce(span, dist.ReduceOp.MAX, group=group)
     return float(span[0] + span[1])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
+from moeyard.errors import UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
 from moeyard.version import __version__
@@ -32,3 +34,21 @@ class Options:
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport
         )  # fmt: skip
+
+
+SWITCH = "MOEYARD"  # environment: off sends everything by torch's own all-to-all, experts at home
+OFF = "moeyard: MOEYARD=off: torch's own all-to-all carries all rows, experts stay at home; plans only count rows"
+
+
+def switched_off() -> bool:
+    value = os.environ.get(SWITCH, "on").lower()
+    if value not in ("on", "off"):
+        raise UnknownName.of(SWITCH, value, ("on", "off"))
+    return value == "off"
+
+
+def in_force(options: Options) -> Options:
+    """The options as given, or what MOEYARD=off leaves of them: a user's first question when something looks odd."""
+    if not switched_off():
+        return options
+    return replace(options, scheduler="direct", planner="static", slots=None, transport="collective")

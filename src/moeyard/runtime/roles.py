@@ -17,6 +17,7 @@ import torch
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.options import Options
@@ -32,6 +33,8 @@ class Member(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...  # of the group, in the world's numbers
     @property
     def device(self) -> torch.device: ...
 
@@ -89,8 +92,6 @@ class Company(Member, Protocol):
     """Ranks and the groups that join them. Groups are new after a lost rail: take them when they are needed."""
 
     @property
-    def ranks(self) -> tuple[int, ...]: ...  # of the expert-parallel group in the world
-    @property
     def control(self) -> Control: ...
     @property
     def dense_group(self) -> Any: ...
@@ -98,8 +99,7 @@ class Company(Member, Protocol):
     def dense_control(self) -> Any: ...
     @property
     def data_group(self) -> Any: ...
-    @property
-    def background_group(self) -> Any: ...
+    def floor(self, call: str, *, behind: bool = False) -> Floor: ...  # for a collective of all these ranks
 
 
 class Base(Hosts, Company, Protocol):

@@ -13,6 +13,7 @@ A lost rail takes groups, guard, agreement and transport with it; `recover` make
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -29,18 +30,22 @@ from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
+from moeyard.runtime.faults.client import own_client
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
 from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.faults.guard import Guard
 from moeyard.runtime.faults.hear import Meeting, find_dead
 from moeyard.runtime.faults.rails import without
-from moeyard.runtime.options import Options
+from moeyard.runtime.options import OFF, Options, in_force, switched_off
 from moeyard.runtime.roles import Accelerator
 from moeyard.runtime.transport.api import Deck, Observer, Pending
+from moeyard.runtime.transport.both_ways import compare_both_ways, some_traffic
 from moeyard.runtime.transport.buffers import Workspace
 from moeyard.runtime.transport.channels import Channels
+from moeyard.runtime.transport.collective import Collective
 from moeyard.runtime.transport.detect import lab_place
 from moeyard.runtime.transport.family import choose_transport
 from moeyard.runtime.transport.groups import Groups
@@ -69,6 +74,7 @@ class Yard:
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
     __slots__ = (
         "__weakref__",
+        "_client",
         "_group",
         "_observer",
         "_store",
@@ -77,6 +83,7 @@ class Yard:
         "accelerator",
         "agreement",
         "device",
+        "floors",
         "generation",
         "groups",
         "guard",
@@ -108,35 +115,45 @@ class Yard:
     ) -> None:
         global _count
         _count += 1
-        self.options = Options(scheduler, planner, slots, policy, model, transport)
+        self.options = in_force(Options(scheduler, planner, slots, policy, model, transport))
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         given = load_cluster(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
             given = place.part(members_of(where)[0])
         self._store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
+        self._client = own_client(self._store, dist.get_rank(), first=0)
         wanted = Wanted(where, given, interfaces, management, timeout, place)
         self.world = see_world(self._store, wanted, self.options.digest(given))
         self.rank, self.size = self.world.rank, len(self.world.ranks)
         self.device = device_of(self.world.backend)
-        self._group, self._transport_of = group_of(where), choose_transport(transport, self.world.backend)
+        self._group = group_of(where)
+        self._transport_of = choose_transport(self.options.transport, self.world.backend)
+        if switched_off() and dist.get_rank() == 0:
+            print(OFF, file=sys.stderr, flush=True)
         self.generation = 0  # grows with every recovery, when all groups are new
         self.workspace = Workspace()
         self._open()
 
     def _open(self) -> None:
         """Everything that a lost rail takes with it: at start, and anew after `recover`."""
-        self.groups = Groups(self.world)
-        store = PrefixStore(f"g{self.ranks[0]}/{self.generation}", self._store)
-        self.guard = Guard(store, self.rank, self.size, self.world.interfaces is not None)
-        control = Control(self.groups.control, self.size, self.guard.lost)
+        world, fellow = self.world, self.world.fellow
+        store = PrefixStore(f"g{fellow[0]}/{self.generation}", self._client)
+        railed = world.interfaces is not None
+        self.guard = Guard(store, dist.get_rank(), fellow, world.timeout, railed, self.ranks[0])
+        self.groups = self.guard.watched("making groups", lambda: Groups(world))
+        control = Control(self.groups.control, self.ranks, self.guard.lost)
+        dense = Control(self.dense_control, fellow, self.guard.lost)
+        self.floors = Floors(dense, self.guard, lambda: self.groups.background)
         self.agreement = Agreement(control, self.guard, self.rank, self._watcher)
         self._plan_for(self.cluster)
-        deck = Deck(
-            self.rank, self.device, self._group, self.channels, self.guard, self._observer, self._watcher
-        )
-        self.transport = self._transport_of(deck)
-        self.channels.warm(self.device)
+        self.transport = self._transport_of(self._deck(self._observer, self._watcher))
+        if self.device.type == "cuda":
+            self.guard.keep_vigil(self.groups.abort)
+        self.guard.watched("warming groups", lambda: self.channels.warm(self.device, self.guard.note))
+
+    def _deck(self, observer: Observer | None = None, watcher: Watcher | None = None) -> Deck:
+        return Deck(self.rank, self.device, self._group, self.channels, self.guard, observer, watcher)
 
     def _plan_for(self, cluster: Cluster) -> None:
         self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
@@ -176,9 +193,9 @@ class Yard:
     def data_group(self) -> Any:
         return self.groups.data
 
-    @property
-    def background_group(self) -> Any:
-        return self.groups.background
+    def floor(self, call: str, *, behind: bool = False) -> Floor:
+        """For a collective of all ranks that share the dense parameters; `behind` the training: on a group of its own."""
+        return self.floors.floor(call, behind=behind)
 
     @property
     def closed(self) -> bool:
@@ -212,7 +229,11 @@ class Yard:
     ) -> Pending:
         """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
         self._check_device(source)
-        return self.transport.start(plan, backward, output, source, agreed)
+        self.guard.where.enter("an exchange")
+        try:
+            return self.transport.start(plan, backward, output, source, agreed)
+        finally:
+            self.guard.where.go()
 
     def exchange(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
@@ -222,20 +243,25 @@ class Yard:
         agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
         """
         self._check_device(source)
-        self.transport.exchange(plan, backward, output, source, agreed)
+        self.guard.where.enter("an exchange")
+        try:
+            self.transport.exchange(plan, backward, output, source, agreed)
+        finally:
+            self.guard.where.go()
 
     def _check_device(self, source: torch.Tensor) -> None:
         if source.device.type != self.device.type:
             raise Mismatch(
                 f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "
-                f"{self.device.type} tensors; move the rows there"
+                f"{self.device.type} tensors; move the rows there",
+                [self.ranks[self.rank]],
             )
 
     # changes, by all ranks between the same two exchanges
 
     def choose(self, **changes: Any) -> None:
         """Plan with another scheduler, planner, slots, policy or model from now on. Every rank calls this."""
-        self.options = replace(self.options, **changes)
+        self.options = in_force(replace(self.options, **changes))
         self._plan_for(self.cluster)
 
     def mark_dead(self, node: int, rail: int) -> None:
@@ -264,13 +290,19 @@ class Yard:
     def settle(self) -> None:
         """Wait until every rank of the world is here, over the control network: before the optimizer steps, say, so that all
         notice a lost rail while the step can still be repeated."""
-        self.guard.check_open()
-        self.guard.where.state = "settle"
+        self.floor("settle").meet()
+
+    def self_check(self, most: int = 16) -> int:
+        """Send random rows by the plans used last, each way, by the plan and by torch's own all-to-all, and compare every bit:
+        how many exchanges were alike. Mismatch on every rank names the exchange, row and pair that differ. Every rank
+        calls this between two steps."""
+        plans = self.plans.latest(most) or [self.plan(some_traffic(self.size))]
+        floor, deck = self.floor("self_check").meet(), self._deck()
+        planned, plain = choose_transport(None, self.world.backend)(deck), Collective(deck)
         try:
-            dist.barrier(group=self.dense_control)
-        except RuntimeError as error:
-            raise self.guard.lost(str(error)) from error
-        self.guard.where.state = "idle"
+            return floor.watched(lambda: compare_both_ways(plans, planned, plain, self.control, self.device))
+        finally:
+            planned.close()
 
     def recover(self, error: BaseException, *, seconds: float = 2.0) -> list[tuple[int, int]]:
         """After a lost rail: find the dead nics with all ranks, plan around them, make the groups anew.

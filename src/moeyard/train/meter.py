@@ -213,13 +213,16 @@ class Meter:
         mine = [
             (kind, begin - offset, end - offset) for kind, begin, end in sorted(spans, key=lambda s: s[1])
         ]
-        heard: list[Any] = [None] * self.yard.size
-        dist.all_gather_object(heard, mine, group=self.yard.control.group)
-        return heard
+        return self._gather(mine)
 
     def _gather_marks(self, one: Flown) -> list[list[Mark]]:
+        return self._gather(one.marks)
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """What every rank has."""
         heard: list[Any] = [None] * self.yard.size
-        dist.all_gather_object(heard, one.marks, group=self.yard.control.group)
+        floor, group = self.yard.floor("measure"), self.yard.control.group
+        floor.watched(lambda: dist.all_gather_object(heard, mine, group=group))
         return heard
 
 

@@ -48,10 +48,12 @@ class Agreement:
         self._guard.check_open()
         where = self._guard.where
         where.call += 1
-        where.state = kind
+        where.enter(kind)
         frame = Frame(kind, where.call, self._digest, self._history, row_bytes, dtype, int(grad), site, flaw)
-        values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
-        where.state = "idle"
+        try:
+            values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
+        finally:
+            where.go()
         if self._watcher is not None:
             self._watcher.agreed(kind, began, time.monotonic())
         return values
@@ -63,13 +65,17 @@ class Agreement:
         key = PlanCache.key(traffic, also)
         plan = self.plans.get(key)
         if plan is None:
-            made = schedule(self._cluster, traffic, self._scheduler)
-            plan = Plan(made, self._rank, plan_digest(made))
-            finish = self.control.agree_digest(small_digest(plan.digest, also))
-            _ = plan.forward  # lowered while the digests travel
-            finish()
+            plan = self._guard.watched("plan", lambda: self._make(traffic, also))
             self.plans.put(key, plan)
         self._history = small_digest(self._history, plan.digest, also)
         if self._watcher is not None:
             self._watcher.planned(plan, began, time.monotonic())
+        return plan
+
+    def _make(self, traffic: Traffic, also: int) -> Plan:
+        made = schedule(self._cluster, traffic, self._scheduler)
+        plan = Plan(made, self._rank, plan_digest(made))
+        finish = self.control.agree_digest(small_digest(plan.digest, also))
+        _ = plan.forward  # lowered while the digests travel
+        finish()
         return plan

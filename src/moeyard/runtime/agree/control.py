@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +73,12 @@ class Frame:
 class Control:
     """Gathers over a gloo group of its own, on CPU tensors: it waits for no stream and no rail group."""
 
-    def __init__(self, group: dist.ProcessGroup, size: int, lost: Callable[[str], Exception]) -> None:
-        self.group, self.size, self._lost = group, size, lost
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: Sequence[int], lost: Callable[[str], Exception]
+    ) -> None:
+        """ranks: of the group, in the world's numbers, which errors carry in `.ranks`."""
+        self.group, self.ranks, self._lost = group, tuple(ranks), lost
+        self.size = size = len(self.ranks)
         self.room = max(2 * size, 256)
         self._out, self._in = torch.zeros((2, size, HEAD + self.room), dtype=torch.int64).unbind()
         self._mine, self._all = self._out.numpy(), self._in.numpy()  # the same memory
@@ -119,7 +123,8 @@ class Control:
                 a, b = odd_pair(found)
                 raise Mismatch(
                     f"rank {a} and rank {b} planned differently from the same counts (digests {found[a]:#x} and "
-                    f"{found[b]:#x}); nothing was sent; run the same moeyard, numpy and numba on every rank"
+                    f"{found[b]:#x}); nothing was sent; run the same moeyard, numpy and numba on every rank",
+                    [self.ranks[r] for r in odd_ones(found)],
                 )
 
         return finish
@@ -157,12 +162,12 @@ class Control:
         if len(flawed):
             r = int(flawed[0])
             code, a, b = frames[r, len(FIELDS) : HEAD].tolist()
-            raise Mismatch(f"rank {r}: {Flaw(code, a, b).text()}; nothing was sent")
+            who = [self.ranks[one] for one in flawed]
+            raise Mismatch(f"rank {r}: {Flaw(code, a, b).text()}; nothing was sent", who)
         for i, field in enumerate(FIELDS[2:], start=2):
             self._compare(frames, i, field)
 
-    @staticmethod
-    def _compare(frames: IntArray, i: int, field: str) -> None:
+    def _compare(self, frames: IntArray, i: int, field: str) -> None:
         column = frames[:, i]
         if (column == column[0]).all():
             return
@@ -170,7 +175,8 @@ class Control:
         show = (lambda v: KINDS[v]) if field == "kind" else str
         raise Mismatch(
             f"rank {a} and rank {b} disagree on {field}: {show(int(column[a]))} and {show(int(column[b]))}; "
-            f"nothing was sent; {_WHY[field]}"
+            f"nothing was sent; {_WHY[field]}",
+            [self.ranks[r] for r in odd_ones(column)],
         )
 
 
@@ -180,3 +186,10 @@ def odd_pair(values: IntArray) -> tuple[int, int]:
     one = int(np.flatnonzero(values == common)[0])
     other = int(np.flatnonzero(values != common)[0])
     return min(one, other), max(one, other)
+
+
+def odd_ones(values: IntArray) -> list[int]:
+    """The ranks that differ from most; all of them where no value is the most common: it cannot be told who is wrong."""
+    (common, count), *others = Counter(values.tolist()).most_common()
+    tied = any(n == count for _, n in others)
+    return np.flatnonzero((values != common) | tied).tolist()

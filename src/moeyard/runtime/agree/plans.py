@@ -167,6 +167,10 @@ class PlanCache:
         while len(self._plans) > self.room:
             self._plans.popitem(last=False)
 
+    def latest(self, most: int) -> list[Plan]:
+        """Used last, oldest first."""
+        return list(self._plans.values())[-most:]
+
     def clear(self) -> None:
         self._plans.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,22 +29,49 @@ def share_views(
             store.wait([f"view/{other}"], timedelta(seconds=max(0.05, end - time.monotonic())))
             views[other] = json.loads(store.get(f"view/{other}"))
         except Exception as error:
+            missing = [r for r in world if r not in views and not store.check([f"view/{r}"])]
             raise Mismatch(
                 f"rank {rank} and rank {other} have different views: rank {other} made no Yard within {timeout:g} s; "
-                f"every rank of the world must make the same yards in the same order"
+                f"every rank of the world must make the same yards in the same order",
+                missing or [other],
             ) from error
+    _compare(views, world)
+    return views
+
+
+def _compare(views: dict[int, dict[str, Any]], world: Sequence[int]) -> None:
     for a in world:
         for b in views[a]["members"]:
             theirs = views[b]["members"] if b in views else "no place in this world"
             if theirs != views[a]["members"]:
                 raise Mismatch(
                     f"rank {a} and rank {b} have different views of the world: rank {a} sees group "
-                    f"{views[a]['members']}, rank {b} {theirs}; make the Yard from the same groups on every rank"
+                    f"{views[a]['members']}, rank {b} {theirs}; make the Yard from the same groups on every rank",
+                    _strangers(views),
                 )
             for key in ("config", "dense"):
                 if views[b][key] != views[a][key]:
                     raise Mismatch(
                         f"rank {a} and rank {b} disagree on {key}: {views[a][key]} and {views[b][key]}; "
-                        f"give every rank the same cluster, scheduler, planner and options"
+                        f"give every rank the same cluster, scheduler, planner and options",
+                        _odd(views, key),
                     )
-    return views
+
+
+def _strangers(views: dict[int, dict[str, Any]]) -> list[int]:
+    """Those who are in most of the pairs that see different groups."""
+    count: Counter[int] = Counter()
+    for a, view in views.items():
+        for b in view["members"]:
+            if b not in views:
+                count[a] += 1
+            elif views[b]["members"] != view["members"]:
+                count.update((a, b))
+    return [rank for rank, n in count.items() if n == max(count.values())]
+
+
+def _odd(views: dict[int, dict[str, Any]], key: str) -> list[int]:
+    """Those who differ from most; all where no value is the most common."""
+    (common, count), *others = Counter(str(view[key]) for view in views.values()).most_common()
+    tied = any(n == count for _, n in others)
+    return [rank for rank, view in views.items() if tied or str(view[key]) != common]

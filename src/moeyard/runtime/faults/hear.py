@@ -60,7 +60,8 @@ class Meeting:
             except Exception as error:
                 raise RankLost(
                     f"rank {self._rank}: rank {rank} did not come to the roll of rails within {self._timeout:g} s; "
-                    f"every rank must call recover; restart it"
+                    f"every rank must call recover; restart it",
+                    [rank],
                 ) from error
         return found
 

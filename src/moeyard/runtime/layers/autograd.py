@@ -93,7 +93,9 @@ def all_to_all_single(
     else:
         _check_plan(plan, output, input, output_split_sizes, input_split_sizes)
     if not output.is_contiguous():
-        raise Mismatch(f"rank {yard.rank}: output is not contiguous; give a contiguous tensor")
+        raise Mismatch(
+            f"rank {yard.rank}: output is not contiguous; give a contiguous tensor", [yard.ranks[yard.rank]]
+        )
     later: list[Pending] | None = [] if async_op else None
     if torch.is_grad_enabled() and input.requires_grad:
         ExchangeInto.apply(output, input, plan, yard, later, agreed)  # type: ignore[no-untyped-call]
@@ -132,7 +134,8 @@ def exchange_plan(
         src, dst = np.argwhere(rows_RR != expected)[0].tolist()
         raise Mismatch(
             f"rank {src} -> rank {dst}: rank {src} sends {rows_RR[src, dst]} rows, but rank {dst} expects "
-            f"{expected[src, dst]}; nothing was sent; make the split sizes agree"
+            f"{expected[src, dst]}; nothing was sent; make the split sizes agree",
+            [yard.ranks[src], yard.ranks[dst]],
         )
     return yard.plan(Traffic(rows_RR, max(1, row_bytes)))
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moeyard.errors import InvalidModel
+from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.roles import Company
 
 
@@ -81,11 +82,12 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
         for parameter in experts:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-    if dense:
-        plain = [parameter for _, parameter in dense_parameters(model) if parameter.requires_grad]
-        _reduce(plain, yard.dense_group, yard)
+    plain = [parameter for _, parameter in dense_parameters(model) if parameter.requires_grad and dense]
+    sizes = [parameter.numel() for _, parameter in dense_parameters(model)]
+    floor = yard.floor("sync_gradients").meet(dense, scale, sizes)
+    _reduce(plain, yard.dense_group, floor, yard.device)
     if yard.data_group is not None:
-        _reduce(experts, yard.data_group, yard)
+        _reduce(experts, yard.data_group, floor, yard.device)
 
 
 @torch.no_grad()
@@ -103,7 +105,7 @@ def clip_grad_norm_(
     operation = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
     if yard.size > 1:
         own = parts[1].clone().cpu()
-        dist.all_reduce(own, operation, group=yard.control.group)
+        yard.floor("clip_grad_norm_").meet(norm_type).all_reduce(own, operation, group=yard.control.group)
         parts[1] = own.to(device)
     total = parts.amax() if math.isinf(norm_type) else parts.sum() ** (1.0 / norm_type)
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -128,12 +130,12 @@ def _power(grads: Iterable[torch.Tensor], norm_type: float, device: torch.device
     return total
 
 
-def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
+def _reduce(parameters: list[nn.Parameter], group: Any, floor: Floor, device: torch.device) -> None:
     """Sum gradients over a group, in one collective per dtype. Which parameters were used is agreed first."""
     if not parameters or group is None or dist.get_world_size(group) == 1:
         return
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=yard.device)
-    dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
+    floor.all_reduce(used, dist.ReduceOp.MAX, group=group)
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
         if not anywhere:
@@ -148,7 +150,7 @@ def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
     for same in by_dtype.values():
         grads = [p.grad for p in same if p.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
-        dist.all_reduce(flat, group=group)
+        floor.all_reduce(flat, group=group)
         for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
@@ -156,5 +158,5 @@ def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
 def _summed(values: torch.Tensor, yard: Company) -> torch.Tensor:
     """Over all ranks that share the dense parameters, on CPU."""
     values = values.detach().cpu().clone()
-    dist.all_reduce(values, group=yard.dense_control)
+    yard.floor("loss").meet(len(values)).all_reduce(values)
     return values

@@ -124,7 +124,8 @@ def _move_state(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optim
     """Each value with a row for every expert moves; single values stay. A rank that has no state yet takes part with zeros."""
     about = _about(name, parameter, optimizer.state.get(parameter, {}))
     every: list[dict[str, _Rows | _Single]] = [{} for _ in range(moves.yard.size)]
-    dist.all_gather_object(every, about, group=moves.yard.control.group)
+    floor, group = moves.yard.floor("move_experts").meet(name), moves.yard.control.group
+    floor.watched(lambda: dist.all_gather_object(every, about, group=group))
     known = next((one for one in every if one), {})
     for key, what in known.items():
         state = optimizer.state[parameter]

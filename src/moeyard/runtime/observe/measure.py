@@ -118,9 +118,9 @@ def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: in
     out, into = torch.zeros((2, size), dtype=torch.uint8, device=yard.device)
     receives = [Bare(source, into)] if sends[source] else []
     posts = [Bare(int(to[me]), out)] if sends[me] else []
-    took = []
-    for _ in range(repeat):
-        _wait(yard)
+    took: list[float] = []
+
+    def once() -> None:
         dist.barrier(group=yard.control.group)
         start = time.perf_counter()
         arriving, leaving = yard.transport.post(receives, posts)
@@ -132,10 +132,15 @@ def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: in
             took.append(time.perf_counter() - start)
         for work in leaving:
             work.wait()
+
+    floor = yard.floor("measure").meet()
+    for _ in range(repeat):
+        _wait(yard)
+        floor.watched(once)
     own = torch.full((yard.size,), -1.0, dtype=torch.float64)
     if took:
         own[source] = min(took)
-    dist.all_reduce(own, dist.ReduceOp.MAX, group=yard.control.group)
+    floor.all_reduce(own, dist.ReduceOp.MAX, group=yard.control.group)
     found = own.numpy()
     return np.where(found < 0, np.nan, found)
 
@@ -222,5 +227,5 @@ def _wait(yard: Links) -> None:
 
 def _slowest(value: float, yard: Links) -> float:
     tensor = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=yard.control.group)
+    yard.floor("measure").meet().all_reduce(tensor, dist.ReduceOp.MAX, group=yard.control.group)
     return float(tensor)

@@ -28,6 +28,7 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidFile, MoeyardError, NotSaved
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.agree.first import all_or_none, by_first, on_first
+from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.roles import Company
 from moeyard.runtime.state import folders
 from moeyard.runtime.state import training_state as parts
@@ -96,9 +97,8 @@ def save_checkpoint(
     """
     _check_keep(keep)
     _await_earlier()
-    return _write(
-        Path(folder), _collect(model, optimizer, yard, step, extra, per_rank), yard.dense_control, keep
-    )
+    part = _collect(model, optimizer, yard, step, extra, per_rank)
+    return _write(Path(folder), part, yard.floor("save_checkpoint"), keep)
 
 
 def start_checkpoint(
@@ -118,11 +118,12 @@ def start_checkpoint(
     """
     _check_keep(keep)
     _await_earlier()
-    part, group = _collect(model, optimizer, yard, step, extra, per_rank), yard.background_group
+    part = _collect(model, optimizer, yard, step, extra, per_rank)
+    floor = yard.floor("save_checkpoint", behind=True)
     tensors, buffers = _staging.copies(part.tensors)
     part = replace(part, tensors=tensors)
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
-    future = thread.submit(_then, partial(_write, Path(folder), part, group, keep), buffers)
+    future = thread.submit(_then, partial(_write, Path(folder), part, floor, keep), buffers)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
     _under_way[:] = [future]
     return Saving(future)
@@ -166,12 +167,13 @@ def load_checkpoint(
     the dense part and its own experts. Generators and `per_rank` objects come back only to as many ranks as saved them.
     `allow_pickle`: also read checkpoints of 0.1, whose format can run anything; only for files of people you trust.
     """
-    group = yard.dense_control
-    found = Path(on_first(group, lambda: str(folders.find(Path(path)))))
+    floor = yard.floor("load_checkpoint")
+    group = floor.group
+    found = Path(on_first(floor, lambda: str(folders.find(Path(path)))))
     error: MoeyardError | OSError | None = None
     try:
         about = read_about(found)
-        stored = _open(found, about, group, allow_pickle)
+        stored = _open(found, about, floor, allow_pickle)
         wanted = _wanted(found, stored.saved, model, optimizer)
         same, mine = about["ranks"] == dist.get_world_size(group), f"rank {dist.get_rank(group)}"
         extra, per_rank = extra or {}, per_rank or {}
@@ -182,7 +184,7 @@ def load_checkpoint(
             raise InvalidFile(f"{found}: has no {lacking[0]!r}; it was saved without")
     except (MoeyardError, OSError) as wrong:
         error = wrong
-    all_or_none(group, error)  # before the model is touched
+    all_or_none(floor, error)  # before the model is touched
     try:
         stored.fill(wanted)
         parts.set_optimizer_state(model, optimizer, wanted)
@@ -193,7 +195,7 @@ def load_checkpoint(
             parts.set_random_state(wanted[f"{mine}.random"])
     except (MoeyardError, OSError) as wrong:
         error = wrong
-    all_or_none(group, error)
+    all_or_none(floor, error)
     homes = {name: np.array(home, dtype=np.int64) for name, home in about["homes"].items()}
     return Resumed(found, about["step"], same, values, homes)
 
@@ -211,10 +213,10 @@ def read_tensors(path: PathLike) -> dict[str, torch.Tensor]:
 
 
 def _open(
-    path: Path, about: dict[str, Any], group: Any, allow_pickle: bool
+    path: Path, about: dict[str, Any], floor: Floor | None, allow_pickle: bool
 ) -> StoredCheckpoint | PickledCheckpoint:
     if about["format"] == folders.PICKLED:
-        return PickledCheckpoint(path, group, allow_pickle)
+        return PickledCheckpoint(path, floor, allow_pickle)
     return StoredCheckpoint(path, parse_index(path, folders.read_index(path, about, INDEX)))
 
 
@@ -272,11 +274,11 @@ def _collect(
     return _Part({name: held(one) for name, one in (tensors | inner).items()}, values, about, flaw)
 
 
-def _write(folder: Path, part: _Part, group: Any, keep: int) -> Path:
+def _write(folder: Path, part: _Part, floor: Floor, keep: int) -> Path:
     """All ranks write into a hidden folder; when all have, the first rank gives it its name."""
-    rank, step = dist.get_rank(group), part.about["step"]
+    rank, step = dist.get_rank(floor.group), part.about["step"]
     with _told(folder, 0):
-        name = on_first(group, lambda: folders.begin(folder, step))
+        name = on_first(floor, lambda: folders.begin(folder, step))
     seen: list[Offer] = []
 
     def give_up_or(action: Any) -> Any:
@@ -293,13 +295,13 @@ def _write(folder: Path, part: _Part, group: Any, keep: int) -> Path:
     def finish(written: list[Written | Exception]) -> list[str]:
         return [give_up_or(lambda: _finish(folder, name, part.about, seen, written, keep))] * len(written)
 
-    keys = by_first(group, offer_of(part.tensors, part.values, part.flaw), share)
+    keys = by_first(floor, offer_of(part.tensors, part.values, part.flaw), share)
     mine: Written | Exception
     try:
         mine = write_file(folders.hidden(folder, name) / f"rank-{rank:05d}.safetensors", part.tensors, keys)
     except Exception as error:  # told to all ranks: they wait for this one
         mine = error if isinstance(error, OSError) else NotSaved(f"{type(error).__name__}: {error}")
-    return folder / str(by_first(group, mine, finish))
+    return folder / str(by_first(floor, mine, finish))
 
 
 def _finish(

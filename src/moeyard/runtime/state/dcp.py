@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from moeyard.errors import InvalidFile
+from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.state.logical import Facts, LogicalStack
 
 _BAD = (
@@ -36,8 +37,8 @@ _BAD = (
 class PickledCheckpoint:
     """A checkpoint of 0.1 as `load_checkpoint` reads it."""
 
-    def __init__(self, path: Path, group: Any, allow_pickle: bool) -> None:
-        self.path, self._group = path, group
+    def __init__(self, path: Path, floor: Floor | None, allow_pickle: bool) -> None:
+        self.path, self._floor = path, floor or Floor("load_checkpoint", None)
         if not allow_pickle:
             raise InvalidFile(
                 f"{path}: in the format of torch.distributed.checkpoint, which is made of Python pickles, and reading a pickle "
@@ -57,11 +58,13 @@ class PickledCheckpoint:
     def fill(self, wanted: dict[str, Any]) -> None:
         """Tensors and stacks in place; what is None becomes the saved value."""
         try:
-            load(
-                wanted,
-                storage_reader=FileSystemReader(self.path),
-                planner=LogicalLoadPlanner(),
-                process_group=self._group,
+            self._floor.watched(
+                lambda: load(
+                    wanted,
+                    storage_reader=FileSystemReader(self.path),
+                    planner=LogicalLoadPlanner(),
+                    process_group=self._floor.group,
+                )
             )
         except CheckpointException as error:
             raise InvalidFile(f"{self.path}: cannot be read: {error}") from error

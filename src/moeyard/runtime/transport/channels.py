@@ -11,7 +11,9 @@ NCCL sends and receives run on separate communicators, so that separate chains o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,8 @@ from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.rails import still_alive
 
 RAIL_BACKEND = "moeyard_rail"
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_BEYOND = 120.0  # seconds that torch's own time-out comes after ours
 CROSS = -1  # the rail of a message between ranks whose nics share no rail
 
 
@@ -45,10 +49,43 @@ def channel(src_node: int, dst_node: int) -> tuple[int, int]:
 
 def make_group(ranks: Sequence[int], backend: str, timeout: float, options: Any = None) -> dist.ProcessGroup:
     """A new group. Every rank of the world calls this, members or not, in the same order."""
-    group: dist.ProcessGroup = dist.new_group(
-        list(ranks), timeout=timedelta(seconds=timeout), backend=backend, pg_options=options
-    )
+    if backend == "nccl":
+        timeout += _BEYOND
+    with _left_alone(backend):
+        group: dist.ProcessGroup = dist.new_group(
+            list(ranks), timeout=timedelta(seconds=timeout), backend=backend, pg_options=options
+        )
     return group
+
+
+@contextmanager
+def _left_alone(backend: str) -> Iterator[None]:
+    """torch's NCCL watchdog ends the process when a peer is gone, without naming it; our groups have a vigil of their own. A group
+    reads the variable when it is made."""
+    before = os.environ.get(_HANDLING)
+    if backend == "nccl":
+        os.environ[_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_HANDLING] = before
+        elif backend == "nccl":
+            del os.environ[_HANDLING]
+
+
+def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+    """Whatever runs on them ends, on the device too. Together: one communicator's abort may wait for another's kernels."""
+    backends: list[Any] = [group._get_backend(device) for group in groups]
+    if not backends:
+        return
+    backends[0]._group_start()
+    try:
+        for backend in backends:
+            with suppress(RuntimeError):
+                (getattr(backend, "abort", None) or backend._abort)()
+    finally:
+        backends[0]._group_end()
 
 
 def register_rail_backend() -> None:
@@ -196,10 +233,12 @@ class Channels:
             )
         return Port(group, dist.get_group_rank(group, self.family[peer]), rail)
 
-    def warm(self, device: torch.device) -> None:
+    def warm(self, device: torch.device, note: Callable[[Any], None]) -> None:
         """One tiny collective per group: connections and communicators exist before the first step."""
         for group in self.groups:
-            dist.all_reduce(torch.ones(1, device=device), group=group)
+            work: Any = dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)
+            note(work)
+            work.wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

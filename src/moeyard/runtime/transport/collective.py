@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -55,11 +56,18 @@ def all_at_once(
         (plan.output_splits, plan.input_splits) if backward else (plan.input_splits, plan.output_splits)
     )
     began = time.monotonic()
-    work: Any = group.alltoall_base(output, source, received, sent)
+    try:
+        work: Any = group.alltoall_base(output, source, received, sent)
+    except RuntimeError as error:
+        raise deck.guard.lost(str(error)) from error
+    deck.guard.note(work, "an exchange")
 
     def finish() -> None:
         try:
-            work.wait()
+            if deck.device.type == "cpu":  # the group may be the user's, with a time-out of its own
+                work.wait(timedelta(seconds=deck.guard.longest_wait))
+            else:
+                work.wait()
         except RuntimeError as error:
             raise deck.guard.lost(str(error)) from error
         if deck.watcher is not None and deck.device.type == "cpu":

@@ -10,9 +10,16 @@ import numpy as np
 import torch.distributed as dist
 
 from moeyard.errors import InvalidCluster
+from moeyard.runtime.faults.guard import longest_wait
 from moeyard.runtime.faults.rails import common_rail
-from moeyard.runtime.transport.channels import RAIL_BACKEND, Channels, make_group, register_rail_backend
-from moeyard.runtime.transport.world import World
+from moeyard.runtime.transport.channels import (
+    RAIL_BACKEND,
+    Channels,
+    abort_groups,
+    make_group,
+    register_rail_backend,
+)
+from moeyard.runtime.transport.world import World, device_of
 
 
 class Groups:
@@ -23,15 +30,16 @@ class Groups:
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._wait = world, longest_wait(world.timeout)
         families = list(world.families)
         control = {f: self._control_group(f) for f in families}
         self.control = control[world.ranks]
         self.channels = Channels(
-            world.families, world.rank, world.cluster, world.backend, world.timeout, world.interfaces,
+            world.families, world.rank, world.cluster, world.backend, self._wait, world.interfaces,
             self.control, world.management,
         )  # fmt: skip
         self._own: list[Any] = [self.control]
+        self._aborted = False
         self._background: Any = None
         self.dense: Any = None
         self.dense_control: Any = None
@@ -65,7 +73,7 @@ class Groups:
         if self._background is None:
             self._background = dist.new_group(
                 dist.get_process_group_ranks(self.dense_control),
-                timeout=timedelta(seconds=self._world.timeout),
+                timeout=timedelta(seconds=self._wait),
                 backend="gloo",
                 use_local_synchronization=True,
             )
@@ -76,20 +84,28 @@ class Groups:
         """For small values: on the management interface where there is one, so that no rail matters."""
         world = self._world
         if world.management is None:
-            return make_group(ranks, "gloo", world.timeout)
+            return make_group(ranks, "gloo", self._wait)
         register_rail_backend()
-        return make_group(ranks, RAIL_BACKEND, world.timeout, world.management)
+        return make_group(ranks, RAIL_BACKEND, self._wait, world.management)
 
     def _wide_group(self, ranks: Sequence[int]) -> Any:
         """For gradients, between any ranks: each on its own rail, or on one that lives on every node."""
         world = self._world
         if world.interfaces is None:
-            return make_group(ranks, world.backend, world.timeout)
+            return make_group(ranks, world.backend, self._wait)
         rails = np.min([c.rails.min(axis=0) for c in world.families.values()], axis=0)
         shared = world.cluster.but(rails=np.broadcast_to(rails, world.cluster.rails.shape))
         return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
 
+    def abort(self) -> None:
+        """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
+        self._aborted = True
+        mine = [*self.channels.groups, *(group for group in (self.dense, self.data) if group is not None)]
+        abort_groups(mine, device_of(self._world.backend))
+
     def close(self) -> None:
+        if self._aborted:
+            return  # to destroy what was aborted may wait for ever
         self.channels.close()
         for group in self._own:
             dist.destroy_process_group(group)
@@ -97,8 +113,9 @@ class Groups:
 
 def own_rail_group(world: World, ranks: Sequence[int], rail: int | None) -> Any:
     """A group that this rank joins on the interface of this rail; None: on the management interface, if there is one."""
+    wait = longest_wait(world.timeout)
     if world.interfaces is None:
-        return make_group(ranks, world.backend, world.timeout)
+        return make_group(ranks, world.backend, wait)
     register_rail_backend()
     name = world.management if rail is None else world.interfaces[rail]
-    return make_group(ranks, RAIL_BACKEND if name else world.backend, world.timeout, name)
+    return make_group(ranks, RAIL_BACKEND if name else world.backend, wait, name)

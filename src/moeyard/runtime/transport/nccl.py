@@ -59,7 +59,11 @@ class NcclStreams:
         # The same order of groups on every rank: a batch holds its communicator until its peers come.
         order = {id(group): i for i, group in enumerate(self.deck.channels.groups)}
         keys = sorted(found, key=order.__getitem__)
-        return {key: list(dist.batch_isend_irecv(found[key])) for key in keys}
+        works = {key: list(dist.batch_isend_irecv(found[key])) for key in keys}
+        for some in works.values():
+            for work in some:
+                self.deck.guard.note(work, "an exchange")
+        return works
 
     def close(self) -> None:
         """Nothing runs on the host."""

@@ -42,6 +42,11 @@ class World:
         return self.families[self.ranks]
 
     @property
+    def fellow(self) -> Family:
+        """The ranks, this one among them, over which its dense parameters are copies."""
+        return next(one for one in self.fellows if dist.get_rank() in one)
+
+    @property
     def rank(self) -> int:
         """In the expert-parallel group."""
         return self.ranks.index(dist.get_rank())

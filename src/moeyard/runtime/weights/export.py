@@ -21,6 +21,7 @@ from torch import nn
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.agree.first import on_first
+from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.roles import Company
 from moeyard.runtime.weights.plain_layout import PlainExperts, Shapes, plain_tensors, unwrapped
 from moeyard.runtime.weights.tensor_files import ShardWriter
@@ -43,15 +44,16 @@ def export_pretrained(
     plain = _without_ties(inner, plain_tensors(inner))
     groups, renamings = _groups(inner, plain)
     part = folder.with_name(f"{_PART}{folder.name}")
-    on_first(yard.dense_control, lambda: _begin(folder, part))
+    floor = yard.floor("export_pretrained")
+    on_first(floor, lambda: _begin(folder, part))
     writer = ShardWriter(part, shard_bytes, _bound(plain)) if dist.get_rank() == first else None
     for group in groups:
-        tensors = {name: _whole(plain[name], yard, first) for name in group.sources}
+        tensors = {name: _gathered(floor, plain[name], yard, first) for name in group.sources}
         if writer is not None:
             for name, tensor in _undo(inner, plain, group, tensors, renamings):
                 writer.add(name, tensor)
         del tensors
-    on_first(yard.dense_control, lambda: _finish(writer, inner, part, folder))
+    on_first(floor, lambda: _finish(writer, inner, part, folder))
     return folder
 
 
@@ -135,6 +137,10 @@ def _undo(
     made = group.conversion.convert(group.first, model=shapes, config=model.config)
     for name, tensor in made.items():
         yield apply_renamings(name, renamings), tensor[0] if isinstance(tensor, list) else tensor
+
+
+def _gathered(floor: Floor, one: torch.Tensor | PlainExperts, yard: Company, first: int) -> torch.Tensor:
+    return floor.watched(lambda: _whole(one, yard, first))
 
 
 def _whole(one: torch.Tensor | PlainExperts, yard: Company, first: int) -> torch.Tensor:

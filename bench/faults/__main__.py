@@ -1,0 +1,76 @@
+"""Break training in every way we know, and see that it is noticed, named and gone on from.
+
+    python -m bench.faults --count 60 --seed 1 [--backend gloo] [--kinds kill,stop] [--json FILE]
+
+Each fault: a world of 2 to 8 ranks trains and saves; one rank (or a disk, a file, a rail) fails at a random moment; every other rank
+must raise an ExchangeError whose ranks are the guilty ones; then a smaller world resumes from the latest checkpoint, which must be at
+least the last one that was reported as saved, bit for bit, and its losses must be those of the steps that had been done before.
+`--json` appends a line for each fault as it ends; `python -m bench.stored_figures` writes the table of docs/faults.md from those in
+bench/results/faults.jsonl. A fault depends on its seed, number and kind alone, but for the timing of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bench.faults.judge import Row
+from bench.faults.kinds import KINDS, Chance
+from bench.faults.stage import prepare
+
+
+def one(kind: str, seed: str, **given: Any) -> Row:
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            return KINDS[kind](Chance(seed, **given), Path(place))
+        except Exception:  # the campaign's own: shown as a fault that was not clean
+            row = Row(kind, 0, "", "", None)
+            row.wrong(traceback.format_exc()[-1500:])
+            return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(KINDS), help=", ".join(KINDS))
+    parser.add_argument("--ranks", type=int, default=8, help="the most ranks of a world")
+    parser.add_argument(
+        "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: all ranks on one GPU"
+    )
+    parser.add_argument("--json", type=Path, help="append one line for each fault to this file")
+    options = parser.parse_args()
+    kinds = [kind.strip() for kind in options.kinds.split(",")]
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"unknown kind {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    prepare()
+    bad = 0
+    for number in range(options.count):
+        kind, began = kinds[number % len(kinds)], time.monotonic()
+        row = one(kind, f"{options.seed}/{number}/{kind}", ranks=options.ranks, backend=options.backend)
+        bad += not row.clean
+        told = dataclasses.asdict(row) | {"seed": options.seed, "number": number}
+        if options.json:
+            with open(options.json, "a", encoding="utf-8") as file:
+                file.write(json.dumps(told) + "\n")
+        state = "ok" if row.clean else "WRONG"
+        print(
+            f"{number:4} {state:5} {kind}: {row.ranks} ranks, {row.store}; {row.moment}; victim {row.victim}; "
+            f"named {row.named} in {row.seconds} s, recovered {row.recovered}, lost {row.lost} [{time.monotonic() - began:.0f} s]",
+            *row.why, sep="\n      ", flush=True,
+        )  # fmt: skip
+    print(f"{options.count} faults, {bad} not clean")
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Who is to blame: a verdict from what the ranks said in a roll call. Nothing here looks at a store or a clock."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
+
+IDLE = "no call"
+_MOMENT = 1.0  # seconds that calls of ranks may lie apart
+Where = Mapping[str, Any]  # of one rank: `Whereabouts.told`
+
+
+class Verdict(NamedTuple):
+    """What the first rank that found out left for all others, so that all name the same. Ranks are the world's."""
+
+    gone: list[int]  # did not answer
+    late: list[int]  # answered from elsewhere
+    found: dict[int, Where]  # where each live rank was
+    by: int  # who says so
+    cause: str  # and what it saw
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Verdict:
+        data = json.loads(text)
+        return cls(**data | {"found": {int(rank): where for rank, where in data["found"].items()}})
+
+
+def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: str) -> Verdict:
+    """found: where each live rank is. missing: who did not answer; then nobody else is to blame.
+
+    All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones, so
+    who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
+    another call than most; else who came last to the call in which all are now. Nobody, if all have waited alike.
+    """
+    gone = sorted(missing)
+    late = [] if gone else _late(found)
+    return Verdict(gone, late, dict(found), by, cause)
+
+
+def _late(found: Mapping[int, Where]) -> list[int]:
+    behind = _fewest(found, "met")
+    families: dict[Any, dict[int, Where]] = {}
+    for rank in behind:
+        families.setdefault(found[rank].get("family"), {})[rank] = found[rank]
+    late = [rank for family in families.values() for rank in _late_in_family(family, len(found))]
+    return sorted(late) if late or len(behind) == len(found) else behind
+
+
+def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
+    last = _fewest(family, "started")
+    place = {rank: family[rank].get("state", IDLE) for rank in last}
+    idle = [rank for rank in last if place[rank] == IDLE]
+    if idle and len(idle) < everyone:
+        return idle
+    if len(set(place.values())) > 1:
+        (common, count), (_, next_count) = Counter(place.values()).most_common(2)
+        return [rank for rank in last if place[rank] != common or count == next_count]
+    if len(last) < len(family):
+        return last
+    # All wait in the same call, some so long that they gave up: who came to it just now was late.
+    waited = {rank: float(family[rank].get("seconds", 0.0)) for rank in last}
+    longest = max(waited.values())
+    return [rank for rank in last if longest > _MOMENT and waited[rank] < longest / 2]
+
+
+def _fewest(found: Mapping[int, Where], what: str) -> list[int]:
+    counts = {rank: int(where.get(what, 0)) for rank, where in found.items()}
+    return [rank for rank in sorted(found) if counts[rank] == min(counts.values())]
+
+
+def error_of(verdict: Verdict, me: int, where: Where, link: str, reason: str, railed: bool) -> ExchangeError:
+    """What rank `me` raises. link: the pair whose message failed, as text. railed: rails are bound, so one may have died."""
+    head = f"rank {me}, {place_of(where)}{link}"
+    heard = "" if verdict.by == me else f", as rank {verdict.by} found: {verdict.cause}"
+    others = whereabouts(verdict.found)
+    if verdict.gone:
+        names = ", ".join(map(str, verdict.gone))
+        return RankLost(
+            f"{head}: rank {names} is gone (no answer to the roll call; {reason}{heard}); {others}; restart it",
+            verdict.gone,
+        )
+    idle = [r for r in verdict.late if verdict.found.get(r, {}).get("state") == IDLE]
+    if railed and not idle:
+        return RailLost(
+            f"{head}: {reason}; all ranks answer, a rail may be dead; call yard.recover(error) on every rank"
+        )
+    if verdict.late:
+        names = ", ".join(map(str, verdict.late))
+        return RankLost(
+            f"{head}: rank {names} is elsewhere, {place_of(verdict.found[verdict.late[0]])} ({reason}{heard}); {others}; "
+            f"every rank must make the same calls in the same order, and come within the time-out",
+            verdict.late,
+        )
+    return RankLost(
+        f"{head}: {reason}{heard}; all ranks live and are in the same call; raise timeout= if the network is only slow"
+    )
+
+
+def place_of(where: Where) -> str:
+    """call 12 (dispatch for 3.1 s)"""
+    seconds = f" for {where['seconds']:.1f} s" if "seconds" in where else ""
+    return f"call {where.get('started', '?')} ({where.get('state', '?')}{seconds})"
+
+
+def whereabouts(found: Mapping[int, Where]) -> str:
+    """Where everyone was, ranks at the same place together."""
+    places: dict[tuple[Any, Any], list[int]] = {}
+    for rank in sorted(found):
+        where = found[rank]
+        places.setdefault((where.get("started"), where.get("state")), []).append(rank)
+    return ", ".join(f"rank {_span(ranks)}: call {at} ({state})" for (at, state), ranks in places.items())
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """0-3, 5"""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][1] == rank - 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in parts)

@@ -1,0 +1,38 @@
+"""A fixed sample of the fault campaign, in fresh processes. All of it: python -m bench.faults --count 400."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
+
+SAMPLE = ("kill", "stop", "mismatched call", "killed save", "truncated file")
+
+
+def test_a_sample_of_faults_is_named_and_gone_on_from(root, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "bench.faults",
+        "--count",
+        str(len(SAMPLE)),
+        "--seed",
+        "1",
+        "--ranks",
+        "4",
+    ]
+    done = subprocess.run(
+        [*command, "--kinds", ",".join(SAMPLE), "--json", str(rows)],
+        cwd=root, env=os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["kind"] for row in found] == list(SAMPLE)
+    assert all(row["named"] and row["recovered"] and not row["lost"] for row in found)
+    assert all(row["seconds"] < 6.0 + 8.0 for row in found if row["kind"] in ("kill", "stop"))
