@@ -29,6 +29,7 @@ from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.copies import compare_copies
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
@@ -62,7 +63,7 @@ class Yard:
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
-    out plans. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather,
+    out plans. checked: replicas are compared with their homes before every use, for those who look for a fault. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather,
     plan and finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
@@ -76,6 +77,7 @@ class Yard:
         "_watcher",
         "accelerator",
         "agreement",
+        "checked",
         "device",
         "generation",
         "groups",
@@ -102,6 +104,7 @@ class Yard:
         management: str | None = None,
         timeout: float = 300.0,
         transport: str | None = None,
+        checked: bool = False,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
@@ -110,6 +113,7 @@ class Yard:
         _count += 1
         self.options = Options(scheduler, planner, slots, policy, model, transport)
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
+        self.checked = checked
         place = lab_place()
         given = load_cluster(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
@@ -193,7 +197,7 @@ class Yard:
         *,
         row_bytes: int = 0,
         dtype: int = 0,
-        grad: bool = False,
+        grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
     ) -> IntArray:
@@ -230,6 +234,12 @@ class Yard:
                 f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "
                 f"{self.device.type} tensors; move the rows there"
             )
+
+    def check_replicas(self) -> int:
+        """How many copies of experts, on all ranks, hold bit by bit what their homes would send now; Mismatch, naming the layer,
+        the expert and the ranks, on every rank if one does not. Every rank calls this at the same point, at any point: replicas
+        in use are those gathered since whose gradients have not been reduced."""
+        return compare_copies(self.agreement, self.workspace.held, self.workspace.filled)
 
     # changes, by all ranks between the same two exchanges
 

@@ -45,7 +45,11 @@ class PlainParts:
         return x_TD.index_select(0, routing.pair // top_k if top_k else routing.pair)
 
     def gather_sum(
-        self, rows: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None
+        self,
+        rows: torch.Tensor,
+        routing: Routing,
+        weights_TK: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         tokens, top_k = routing.row.shape
         total = routing.ends[-1:]
@@ -59,7 +63,7 @@ class PlainParts:
                 sums += found
             else:
                 sums += found.mul_(weights_TK[:, k, None].masked_fill(~there, 0))
-        return sums.to(rows.dtype)
+        return sums.to(dtype or rows.dtype)
 
     def activate(self, product: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         return swiglu(product) if activation is None else activation(product)
