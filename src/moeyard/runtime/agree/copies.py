@@ -38,7 +38,8 @@ def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
     if held is None:
         return 0
     home_E, hosts_ER = held.placement.home_E, held.placement.hosts_ER
-    masters, hosted = (agreement.control.gather(one).T for one in held.digests())  # [E, R]
+    digests = agreement.control.gather(np.concatenate(held.digests())).T  # [2 E, R]
+    masters, hosted = np.split(digests, 2)
     wanted = masters[np.arange(len(home_E)), home_E]
     wrong = hosts_ER & (hosted != wanted[:, None])
     if wrong.any():
