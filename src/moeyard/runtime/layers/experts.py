@@ -122,7 +122,9 @@ class MoELayer(nn.Module):
     def forward(self, x: torch.Tensor, *, return_router: bool = False) -> Any:
         x_TD = x.reshape(-1, x.shape[-1])
         state: RouterState = self.router(x_TD)
-        y = self.experts(x_TD, state.index, state.weights).reshape(x.shape)
+        y = self.experts(x_TD, state.index, state.weights)
+        if x.dim() != 2:
+            y = y.reshape(x.shape)  # a view: FSDP2 around this layer alone warns of it
         return (y, state) if return_router else y
 
     @outside_graphs
