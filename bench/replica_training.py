@@ -127,14 +127,14 @@ def difference(expected, found):
     return float(np.max(np.abs(np.subtract(found, expected)) / np.maximum(np.abs(expected), 1e-3)))
 
 
-def compare(yard, cases, steps, say=lambda row: None):
-    """A row for each case: copies compared, and how far the losses are from those without replicas."""
-    rows, alone = [], {}
+def compare(yard, cases, steps):
+    """A row for each case, as they come: copies compared, and how far the losses are from those without replicas."""
+    alone = {}
     for case in cases:
         reason = refused(case, yard.device)
         row = case._asdict() | {"steps": steps}
         if reason is not None:
-            rows.append(row | {"refused": reason})
+            yield row | {"refused": reason}
             continue
         key = case._replace(how="plain", checkpointing=False)
         if key not in alone:
@@ -147,9 +147,7 @@ def compare(yard, cases, steps, say=lambda row: None):
         row["moved"] = (
             len(set(found)) > steps // 2
         )  # equal losses are no accident of a model that stands still
-        rows.append(row)
-        say(row)
-    return rows
+        yield row
 
 
 def held(row):

@@ -32,7 +32,7 @@ def yard_of(world, **options):
 def alike(rank, world, cases, steps):
     """A row for each case, as the bench makes it."""
     with yard_of(world, checked=True) as yard:
-        return compare(yard, [Case(*case) for case in cases], steps)
+        return list(compare(yard, [Case(*case) for case in cases], steps))
 
 
 def named(rank, world, steps):
