@@ -1,6 +1,6 @@
 """Replicas change nothing, whatever steps the parameters and in whatever precision they travel.
 
-    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--steps 20] [--long 500] [--every 1] [--json]
+    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--steps 20] [--long 500] [--every 1] [--json] [--document]
 
 Every case trains with replicas, which change every few steps and are compared bit by bit with their homes before every use, and
 without; then rows and experts that carry their names go round for --long steps under autocast. On NCCL all ranks share one GPU, each
@@ -18,6 +18,8 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
+
+from bench.document import write_figures
 
 
 def run(rank, options, folder):
@@ -70,47 +72,55 @@ def merged(found):
     return rows, named | {"looked": sum(one["looked"] for one in heads), "flaw": flaw}
 
 
-def table(rows):
-    """A line for each optimizer and precision."""
+def groups_of(rows):
+    """(optimizer, precision, cases that ran, those that hold, copies compared, largest difference) for each two."""
     from bench.replica_training import OPTIMIZERS, PRECISIONS, held
 
-    lines = [
-        f"{'optimizer':10}{'precision':25}{'cases':>6}{'hold':>6}{'copies compared':>17}{'largest difference':>20}"
-    ]
     for optimizer in OPTIMIZERS:
         for precision in PRECISIONS:
             some = [row for row in rows if (row["optimizer"], row["precision"]) == (optimizer, precision)]
             ran = [row for row in some if "refused" not in row]
-            copies, worst = sum(r["copies"] for r in ran), max((r["difference"] for r in ran), default=0.0)
-            good = sum(map(held, ran))
-            if not ran:
-                continue
-            lines.append(f"{optimizer:10}{precision:25}{len(ran):6}{good:6}{copies:17}{worst:20.1e}")
-    return lines
+            if ran:
+                copies, worst = sum(row["copies"] for row in ran), max(row["difference"] for row in ran)
+                yield optimizer, precision, len(ran), sum(map(held, ran)), copies, worst
 
 
-def report(found, options, seconds):
+def summary(found):
+    """Sentences about everything."""
     from bench.replica_training import held
 
-    rows, named = merged(found)
-    bad = [row for row in rows if not held(row)]
-    refused = [row for row in rows if "refused" in row]
+    rows, named = found["cases"], found["named"]
+    refused = [row["refused"] for row in rows if "refused" in row]
+    ran = len(rows) - len(refused)
+    good, where = sum(map(held, rows)) - len(refused), f"{found['ranks']} {found['backend']} ranks"
+    alike = f"{good} of {ran} cases train alike with and without replicas, {found['steps']} steps each"
+    wrong = named["flaw"] or "none stale, none another's"
+    return [
+        f"{alike}; {where}, {found['seconds']:.0f} s",
+        *(f"left out: {refused.count(reason)} cases ({reason})" for reason in sorted(set(refused))),
+        f"{named['steps']} steps under autocast: {named['looked']} named rows and experts, {wrong}",
+    ]
+
+
+def report(found, options):
+    from bench.replica_training import held
+
+    bad = [row for row in found["cases"] if not held(row)]
     if options.json:
-        about = {"backend": options.backend, "ranks": options.ranks, "seconds": seconds}
-        print(json.dumps(about | {"cases": rows, "named": named}, indent=1))
+        print(json.dumps(found, indent=1))
     else:
-        print(*table(rows), sep="\n")
-        print(*(f"differs: {row}" for row in bad), sep="\n", end="\n" if bad else "")
-        for reason in sorted({row["refused"] for row in refused}):
-            print(f"left out: {sum(row['refused'] == reason for row in refused)} cases, {reason}")
-        ran = len(rows) - len(refused)
-        print(
-            f"{ran - len(bad)} of {ran} cases train alike with and without replicas, {options.steps} steps each; "
-            f"{options.ranks} {options.backend} ranks, {seconds:.0f} s"
-        )
-        wrong = named["flaw"] or "none stale, none another's"
-        print(f"{named['steps']} steps under autocast: {named['looked']} named rows and experts, {wrong}")
-    return 1 if bad or named["flaw"] else 0
+        heads = ("optimizer", "precision", "cases", "hold", "copies compared", "largest difference")
+        print("{:10}{:25}{:>6}{:>6}{:>17}{:>20}".format(*heads))
+        for line in groups_of(found["cases"]):
+            print("{:10}{:25}{:6}{:6}{:17}{:20.1e}".format(*line))
+        print(*(f"differs: {row}" for row in bad), *summary(found), sep="\n")
+    if options.document:
+        heads = "| optimizer | precision | cases | hold | copies compared | largest difference |"
+        lines = [heads, "|---|---|---|---|---|---|"]
+        lines += ["| {} | {} | {} | {} | {} | {:.1e} |".format(*line) for line in groups_of(found["cases"])]
+        text = "\n".join([*lines, "", *(f"{line[0].upper()}{line[1:]}." for line in summary(found))])
+        write_figures("docs/runtime.md", "replicas", text)
+    return 1 if bad or found["named"]["flaw"] else 0
 
 
 def main():
@@ -124,7 +134,11 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="only every n-th case")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for everything")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--document", action="store_true", help="write the table of docs/runtime.md")
+    parser.add_argument("--read", help="no run: report what an earlier one printed with --json")
     options = parser.parse_args()
+    if options.read:
+        return report(json.loads(Path(options.read).read_text()), options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from bench.replica_training import prepare
 
@@ -138,7 +152,12 @@ def main():
         ]
     if any(codes):
         print(f"not finished: ranks left with {codes} (124: over the limit)", file=sys.stderr)
-    return max(report(found, options, time.monotonic() - began), *codes) if any(found) else max(codes)
+    if not any(found):
+        return max(codes)
+    rows, named = merged(found)
+    about = {"backend": options.backend, "ranks": options.ranks, "steps": options.steps}
+    about["seconds"] = time.monotonic() - began
+    return max(report(about | {"cases": rows, "named": named}, options), *codes)
 
 
 def ranks_of(options, folder):

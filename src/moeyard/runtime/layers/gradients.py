@@ -76,13 +76,14 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     dense=False: DDP or FSDP2 reduces the dense parameters. They average, so give the backward `loss * ranks` and
     scale=1/ranks here, which the experts' gradients are multiplied by. A parameter that no rank used keeps grad None.
     """
-    experts = [parameter for _, parameter in expert_parameters(model) if parameter.requires_grad]
+    # Frozen ones too: whether a gradient is there is agreed, what requires one is this rank's own affair.
+    experts = [parameter for _, parameter in expert_parameters(model)]
     if scale != 1.0:
         for parameter in experts:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
     if dense:
-        plain = [parameter for _, parameter in dense_parameters(model) if parameter.requires_grad]
+        plain = [parameter for _, parameter in dense_parameters(model)]
         _reduce(plain, yard.dense_group, yard)
     if yard.data_group is not None:
         _reduce(experts, yard.data_group, yard)
@@ -129,7 +130,7 @@ def _power(grads: Iterable[torch.Tensor], norm_type: float, device: torch.device
 
 
 def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
-    """Sum gradients over a group, in one collective per dtype. Which parameters were used is agreed first."""
+    """Sum gradients over a group in float32 or wider, in one collective per dtype. Which parameters were used is agreed first."""
     if not parameters or group is None or dist.get_world_size(group) == 1:
         return
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=yard.device)
@@ -148,6 +149,7 @@ def _reduce(parameters: list[nn.Parameter], group: Any, yard: Company) -> None:
     for same in by_dtype.values():
         grads = [p.grad for p in same if p.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         dist.all_reduce(flat, group=group)
         for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
