@@ -100,9 +100,14 @@ def remeasure(yard: Links, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
             rate = size / max(seconds[r] - cluster.scale_out.latency, 1e-9)
             for at in (cluster.nic(r), cluster.nic(int(to[r]))):
                 best[at] = max(best[at], rate)
+    return cluster.but(rails=rail_factors(cluster, best))
+
+
+def rail_factors(cluster: Cluster, best: Any) -> Any:
+    """[node, nic] from its best rate. A nic that lives is never called dead, however slow: plans would leave it out for good."""
     factor = np.minimum(best / cluster.scale_out.bandwidth, 1.0)
     factor[factor > 0.9] = 1.0
-    return cluster.but(rails=np.where(cluster.rails > 0, factor.round(3), 0.0))
+    return np.where(cluster.rails > 0, np.maximum(factor.round(3), 0.001), 0.0)
 
 
 def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
