@@ -122,11 +122,23 @@ class PlainParts:
 
 
 def refuse_closure(activation: Activation, product: torch.Tensor) -> None:
-    """An activation is a function of the product alone: what else it trains on would get no gradient, in silence."""
+    """An activation is a function of the product alone: what else it trains on would get no gradient, in silence, and what it draws
+    would be drawn anew in the backward pass."""
+    before = _generator_state(product)
     with torch.enable_grad():
         hidden = activation(product[:1].detach()).requires_grad
+    if not torch.equal(before, _generator_state(product)):
+        raise InvalidModel(
+            "the activation draws random numbers, and the expert block computes it again in the backward pass, with others; drop "
+            "outside, on the rows that grouped_experts returns, or between two calls of grouped_linear"
+        )
     if hidden:
         raise InvalidModel(
             "the activation reads a tensor that requires gradients besides the gate/up product, and the expert block would "
             "give it none; apply it outside, on the rows that grouped_experts returns"
         )
+
+
+def _generator_state(where: torch.Tensor) -> torch.Tensor:
+    """On the host, without a wait."""
+    return torch.cuda.get_rng_state(where.device) if where.is_cuda else torch.get_rng_state()

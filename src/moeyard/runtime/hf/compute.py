@@ -53,11 +53,11 @@ def experts_forward(
 
 def _pure(module: nn.Module) -> bool:
     """Whether what lies between the matrices may be computed again in the backward pass: it neither trains nor draws."""
-    names = {f"{name}" for name in module.expert_parameter_names}  # type: ignore[union-attr]
+    names = set(module.expert_parameter_names)  # type: ignore[arg-type]
     beside = (name for name, one in module.named_parameters() if one.requires_grad and name not in names)
-    trains = any(not name.startswith("post_expert_norm.") for name in beside)
+    learns = any(not name.startswith("post_expert_norm.") for name in beside)
     draws = any(isinstance(one, _Dropout) and one.training and one.p > 0 for one in module.modules())
-    return not trains and not draws
+    return not learns and not draws
 
 
 def _is_swiglu(module: Any) -> bool:
