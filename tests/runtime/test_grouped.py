@@ -78,3 +78,17 @@ def test_what_is_known_to_have_no_tail_is_not_cleared(monkeypatch):
     for known in (counts.tolist(), None):
         grouped_experts(given["x"], ends, given["gate_up"], given["down"], counts=known).sum().backward()
     assert len(cleared) == 2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_over_choices_are_wide_whether_or_not_all_are_choices(weighted):
+    """bf16 rows with bf16 weights: one rounding, at the end."""
+    generator = torch.Generator().manual_seed(6)
+    routing = PlainParts().route(torch.randint(0, 5, (30, 8), generator=generator), 5)
+    rows = torch.randn(240, 16, generator=generator).bfloat16()
+    weights = torch.rand(30, 8, generator=generator).bfloat16() if weighted else None
+    wanted = rows.double()[routing.row.long()]
+    wanted = (wanted * weights.double().unsqueeze(-1)).sum(1) if weighted else wanted.sum(1)
+    for whole in (False, True):
+        found = PlainParts().gather_sum(rows, routing, weights, torch.float32, whole=whole)
+        assert error(found, wanted) < 1e-6

@@ -50,12 +50,18 @@ class PlainParts:
         routing: Routing,
         weights_TK: torch.Tensor | None,
         dtype: torch.dtype | None = None,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
         tokens, top_k = routing.row.shape
         total = routing.ends[-1:]
         sums = rows.new_zeros((tokens, rows.shape[1]), dtype=wide(rows.dtype))
         for k in range(top_k):
             at = routing.row[:, k]
+            if whole:
+                found = rows.index_select(0, at).to(sums.dtype)
+                sums += found if weights_TK is None else found.mul_(weights_TK[:, k, None])
+                continue
             there = (at < total).unsqueeze(-1)
             # An undefined row may hold NaN, and so may the weight of no choice: zero both before they meet.
             found = rows.index_select(0, at).to(sums.dtype).masked_fill_(~there, 0)

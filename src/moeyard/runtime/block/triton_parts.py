@@ -86,6 +86,8 @@ class TritonParts(PlainParts):
         routing: Routing,
         weights_TK: torch.Tensor | None,
         dtype: torch.dtype | None = None,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
         (tokens, top_k), width = routing.row.shape, rows.shape[1]
         sums = rows.new_empty((tokens, width), dtype=dtype)

@@ -89,7 +89,8 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return parts_for(grads[0]).gather_sum(grads[0].contiguous(), Routing(*ctx.saved_tensors), None), None
+        wire, grad = Routing(*ctx.saved_tensors), grads[0].contiguous()
+        return parts_for(grad).gather_sum(grad, wire, None, whole=True), None
 
 
 class Sum(torch.autograd.Function):
@@ -102,7 +103,7 @@ class Sum(torch.autograd.Function):
         needed = weights is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(rows if needed else None, weights, *wire)
         ctx.dtype = rows.dtype
-        return parts_for(rows).gather_sum(rows, wire, weights, dtype)
+        return parts_for(rows).gather_sum(rows, wire, weights, dtype, whole=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
