@@ -63,8 +63,9 @@ class Yard:
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
-    out plans. checked: replicas are compared with their homes before every use, for those who look for a fault. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather,
-    plan and finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
+    out plans. checked: replicas are compared with their homes before every use, for those who look for a fault.
+    observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
+    finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
@@ -77,7 +78,6 @@ class Yard:
         "_watcher",
         "accelerator",
         "agreement",
-        "checked",
         "device",
         "generation",
         "groups",
@@ -111,9 +111,8 @@ class Yard:
     ) -> None:
         global _count
         _count += 1
-        self.options = Options(scheduler, planner, slots, policy, model, transport)
+        self.options = Options(scheduler, planner, slots, policy, model, transport, checked)
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
-        self.checked = checked
         place = lab_place()
         given = load_cluster(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
@@ -185,6 +184,10 @@ class Yard:
         return self.groups.background
 
     @property
+    def checked(self) -> bool:
+        return self.options.checked
+
+    @property
     def closed(self) -> bool:
         return self.guard.closed
 
@@ -244,7 +247,7 @@ class Yard:
     # changes, by all ranks between the same two exchanges
 
     def choose(self, **changes: Any) -> None:
-        """Plan with another scheduler, planner, slots, policy or model from now on. Every rank calls this."""
+        """Plan with another scheduler, planner, slots, policy or model, or `checked`, from now on. Every rank calls this."""
         self.options = replace(self.options, **changes)
         self._plan_for(self.cluster)
 

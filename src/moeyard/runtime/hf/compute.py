@@ -62,10 +62,12 @@ def _pure(module: nn.Module) -> bool:
 
 def _is_swiglu(module: Any) -> bool:
     """silu(gate) * up, which has kernels of its own."""
-    from transformers.integrations.moe import _default_apply_gate
+    from transformers.integrations import moe
 
-    plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
-    return plain and isinstance(module.act_fn, nn.SiLU)
+    plain = getattr(
+        moe, "_default_apply_gate", None
+    )  # a name of its own affairs: without it, by the module's own
+    return module.has_gate and type(module)._apply_gate is plain and isinstance(module.act_fn, nn.SiLU)
 
 
 class By:

@@ -26,7 +26,7 @@ from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.experts import parts_for
-from moeyard.runtime.block.plain import CHUNK
+from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.flaws import Flaw
@@ -50,9 +50,7 @@ class Route:
     counts: tuple[int, ...]  # rows of each
     ends: torch.Tensor = field(repr=False)  # int32 on the device: where each expert's rows end
     wire: Routing = field(repr=False)  # the rows as they are sent
-    grouped: Order | None = field(
-        repr=False
-    )  # from rows as they arrive to rows by expert; None: they arrive so
+    grouped: Order | None = field(repr=False)  # from arriving rows to rows by expert; None: they arrive so
 
 
 class Order(NamedTuple):
@@ -120,7 +118,9 @@ class Sum(torch.autograd.Function):
             given = grad.index_select(0, pair // top_k)
             d_rows[part] = given * factor[pair].unsqueeze(-1)
             if d_weights is not None:
-                d_weights.view(-1)[pair] = (given * rows[part]).sum(-1).to(weights.dtype)
+                d_weights.view(-1)[pair] = (
+                    (given.to(wide(given.dtype)) * rows[part]).sum(-1).to(weights.dtype)
+                )
         return d_rows, d_weights, None, None
 
 
