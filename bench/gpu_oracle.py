@@ -1,10 +1,11 @@
-"""Eight NCCL ranks on one GPU against one process: outputs, loss, gradients and clip norm in float32 and bf16.
+"""NCCL ranks on one GPU against one process: outputs, loss, gradients, clip norm and steps of a fused optimizer, float32 and bf16.
 
     PYTHONPATH=src python bench/gpu_oracle.py [--ranks 8] [--limit 240]
 
 NCCL refuses two ranks on one GPU unless they look like different hosts, so each gets its own NCCL_HOSTID; it is a test of
 every code path, not of speed. Outside the one wait for the counts the host never waits for the device: the steps run under
-torch.cuda.set_sync_debug_mode("error"). Prints a table; exit status 1 if a line fails, 2 without a GPU.
+torch.cuda.set_sync_debug_mode("error"). Then a fused AdamW steps both, and the losses of the next steps are compared, every replica
+with its home before its use. Prints a table; exit status 1 if a line fails, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import warnings
 from pathlib import Path
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 128, 20, 4, 96
+STEPS, RATE = 4, 3e-3  # of the optimizer
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
@@ -173,14 +175,47 @@ def case(yard, dtype, scheduler, planner, rank, ranks):
         relative(layer.down.grad, grads["down"][layer.own]),
         abs(float(norm - expected_norm)) / float(expected_norm),
     ]
+    stepped, copies = steps(yard, layer, mine, (whole, given, index))  # takes the gradients with it
+    errors.append(stepped)
     worst = torch.tensor(errors, device=device)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     name = str(dtype).removeprefix("torch.")
-    grouped = yr.grouped_matmul_fits(mine.new_empty(1, HIDDEN), layer.gate_up) if len(layer.own) else True
+    grouped = yr.grouped_matmul_fits(mine.new_empty(1, HIDDEN), (EXPERTS, HIDDEN, INNER))
     # torch's grouped matmul for float32 waits for the device; the layer's own loop does not.
     fine = bool((worst <= TOLERANCE[name]).all()) and (grouped or dtype == torch.float32)
+    fine = fine and (copies > 0) == (planner == "quota")
     figures = "  ".join(f"{value:8.1e}" for value in worst.tolist())
-    return f"{name:9} {scheduler:7} {planner:7} {figures}  {'grouped' if grouped else 'loop':8} {'ok' if fine else 'FAIL'}"
+    return f"{name:9} {scheduler:7} {planner:7} {figures}  {'grouped' if grouped else 'loop':8}{copies:6} {'ok' if fine else 'FAIL'}"
+
+
+def steps(yard, layer, mine, everything):
+    """(largest relative difference of a loss from the one process', copies found equal to their homes) over optimizer steps."""
+    import torch
+    import torch.distributed as dist
+
+    import moeyard.runtime as yr
+
+    whole, given, index = everything
+    plain = {name: torch.nn.Parameter(value.clone()) for name, value in given.items()}
+    optimizers = [
+        torch.optim.AdamW(some, lr=RATE, fused=True) for some in (plain.values(), layer.parameters())
+    ]
+    worst, copies = 0.0, 0
+    for _ in range(STEPS):
+        _, loss, grads = one_process(whole, plain, index)
+        for name, parameter in plain.items():
+            parameter.grad = grads[name]
+        layer.zero_grad()
+        share = (layer(mine).float() ** 2).sum() / len(whole)
+        copies += yard.check_replicas()
+        share.backward()
+        yr.sync_gradients(layer, yard)
+        total = share.detach().clone()
+        dist.all_reduce(total)
+        worst = max(worst, abs(float(total - loss)) / float(loss))
+        for optimizer in optimizers:
+            optimizer.step()
+    return worst, copies
 
 
 def relative(a, b):
@@ -209,7 +244,7 @@ def main():
         f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {options.ranks} NCCL ranks as 2 nodes"
     )
     print(
-        "dtype     scheduler planner  output    loss      router    gate_up   down      norm      experts",
+        "dtype     scheduler planner  output    loss      router    gate_up   down      norm      steps     experts  copies",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:

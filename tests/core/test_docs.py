@@ -172,8 +172,8 @@ TYPED = {  # page -> {line with a figure in it: why it may stand there}
         "a stand-in with 50 MB experts": "an input, STAND_IN",
     },
     "docs/runtime.md": {
-        "4.5e-7 in float32": "bench/gpu_oracle.py prints it; needs a GPU",
-        "6.9e-3 in bf16": "bench/gpu_oracle.py prints it; needs a GPU",
+        "7.1e-7 in float32": "bench/gpu_oracle.py prints it; needs a GPU",
+        "1.6e-2 in bf16": "bench/gpu_oracle.py prints it; needs a GPU",
     },
     "docs/scheduling.md": {"256 MB per rank, 5% loss per flow": "conditions of the table"},
     "docs/simulator.md": {

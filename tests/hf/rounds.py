@@ -22,7 +22,7 @@ def play(rounds, timeout: float, *, prepare: str, imports: float = 120.0) -> lis
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "rounds").write_bytes(pickle.dumps((rounds, timeout, prepare)))
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(harness.SRC), str(RUNTIME), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([str(harness.SRC), str(RUNTIME), str(HERE), str(harness.ROOT)]),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "HF_HUB_OFFLINE": "1",

@@ -17,7 +17,8 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SRC = HERE.parent.parent / "src"
+ROOT = HERE.parent.parent
+SRC = ROOT / "src"
 COMPILE = 420  # seconds for kernels that are not in the cache yet
 
 
@@ -40,7 +41,7 @@ def launch_rounds(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments | {"rounds": rounds}))
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE), str(ROOT)]),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }

@@ -1,87 +1,184 @@
-"""What the ranks do in test_replicas.py: training with replicas beside training without."""
+"""What the ranks do in test_replicas.py."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
+from bench import replica_training as training
+from bench.named_rows import wrong_rows
+from bench.replica_training import Case, compare
 
-import moeyard as my
 import moeyard.runtime as yr
-
-EXPERTS, HIDDEN, TOKENS = 4, 16, 16
-OPTIMIZERS = {
-    "adamw": lambda p, **how: torch.optim.AdamW(p, lr=0.05, **how),
-    "sgd": lambda p, **how: torch.optim.SGD(p, lr=0.05, **how),
-    "adagrad": lambda p, **how: torch.optim.Adagrad(p, lr=0.05, **how),
-}
 
 
 def prepare():
-    cluster = cluster_of(2)
-    for planner, slots, policy in (("static", None, "auto"), ("quota", 1, "quota")):
-        demand = my.Demand(np.array([[12, 2, 1, 1], [12, 1, 2, 1]]))
-        placement = my.place(cluster, demand, planner, slots)
-        traffic = my.assign(cluster, demand, placement, policy).traffic(64)
-        my.lower(my.schedule(cluster, traffic, "direct"), 0)
+    training.prepare(2)
 
 
-def cluster_of(world):
-    port = my.Port(50e9, 1e-6)
-    return my.Cluster(1, world, port, port)
+def everything(rank, world, cases, steps, named_steps, kinds):
+    """All of the below, from one start."""
+    return {
+        "alike": alike(rank, world, cases, steps),
+        "named": named(rank, world, named_steps),
+        "checks": checks(rank, world),
+        "stale": stale(rank, world),
+        "precision": precision(rank, world, kinds),
+    }
 
 
-class Turning(torch.nn.Module):
-    """Three quarters of the rows to one expert, another every third call: the placement changes too."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.first, self.calls = first, 0
-
-    def forward(self, x):
-        index = torch.arange(len(x)) % 8
-        index = ((torch.where(index < 6, 0, index - 4) + self.first + self.calls // 3) % EXPERTS).unsqueeze(1)
-        weight = torch.ones(len(x), 1)
-        return yr.RouterState(weight, index, weight)
-
-
-def losses(rank, world, replicas, optimizer, how, precision, layers, accumulate, checkpointed, steps):
-    planner = {"planner": "quota", "slots": 1, "policy": "quota"} if replicas else {"planner": "static"}
-    with yr.Yard(cluster=cluster_of(world), scheduler="direct", timeout=30, **planner) as yard:
-        routers = [Turning(i) for i in range(layers)]
-        stack = torch.nn.ModuleList(
-            [yr.MoELayer(HIDDEN, HIDDEN, EXPERTS, 1, yard, router=r, seed=i) for i, r in enumerate(routers)]
-        )
-        if precision == "bf16":
-            stack.to(torch.bfloat16)
-        step = OPTIMIZERS[optimizer](stack.parameters(), **how)
-        given = torch.randn(accumulate, TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank))
-        found, exchanges = [], set()
-        for number in range(steps):
-            before = yard.whereabouts()["tag"]
-            for router in routers:
-                router.calls = number
-            total = 0.0
-            for x in given:
-                h = x.bfloat16() if precision == "bf16" else x.clone()
-                h.requires_grad_()
-                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                    for layer in stack:
-                        h = h + (checkpoint(layer, h, use_reentrant=False) if checkpointed else layer(h))
-                loss = ((h.float() - 1) ** 2).mean() / accumulate
-                loss.backward()
-                total += loss.item()
-            yr.sync_gradients(stack, yard)
-            step.step()
-            step.zero_grad()
-            found.append(total)
-            exchanges.add(yard.whereabouts()["tag"] - before)
-        assert len(exchanges) == 1, f"steps with {sorted(exchanges)} exchanges: somebody skipped one"
-        return found
+def yard_of(world, **options):
+    return yr.Yard(cluster=training.cluster_of(world), scheduler="direct", timeout=30, **options)
 
 
 def alike(rank, world, cases, steps):
-    """For each case, (losses without replicas, losses with) of this rank."""
-    return [
-        tuple(losses(rank, world, replicas, *case, steps) for replicas in (False, True)) for case in cases
-    ]
+    """A row for each case, as the bench makes it."""
+    with yard_of(world, checked=True) as yard:
+        return list(compare(yard, [Case(*case) for case in cases], steps))
+
+
+def named(rank, world, steps):
+    with yard_of(world, checked=True) as yard:
+        return wrong_rows(yard, steps)
+
+
+def layer_of(yard, dtype=None, **options):
+    router = training.Turning(0, training.experts_of(yard.size))
+    sizes = (training.HIDDEN, training.HIDDEN, training.experts_of(yard.size), 1)
+    return yr.MoELayer(*sizes, yard, router=router, dtype=dtype, **options)
+
+
+def rows_of(rank, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(training.TOKENS, training.HIDDEN, generator=generator).to(dtype).requires_grad_()
+
+
+def said(call):
+    """What was refused, or what came out."""
+    try:
+        return call()
+    except yr.Mismatch as error:
+        return str(error)
+
+
+def checks(rank, world):
+    """What check_replicas says at each point of a step, and of what is wrong on purpose."""
+    with yard_of(world, **training.REPLICAS) as yard:
+        layer, found = layer_of(yard), {}
+        found["before"] = said(yard.check_replicas)
+        loss = layer(rows_of(rank)).sum()
+        found["in use"] = said(yard.check_replicas)
+        before = layer.down.detach().clone()
+        with torch.no_grad():
+            layer.down[0] *= 2  # on every rank its first expert: 0 and 2
+        found["old"] = said(yard.check_replicas)
+        with torch.no_grad():
+            layer.down.copy_(before)
+        replica = yard.workspace.held.weights[0][0 if rank == 1 else 1]  # on rank 1 expert 0, away from home
+        flipped = replica.view(torch.int32)[0, :1]
+        flipped ^= rank  # one bit, on rank 1 alone
+        found["one bit"] = said(yard.check_replicas)
+        flipped ^= rank
+        found["mended"] = said(yard.check_replicas)
+        loss.backward()
+        found["after"] = said(yard.check_replicas)
+        with torch.no_grad():
+            layer(rows_of(rank))
+        found["without gradients"] = said(yard.check_replicas)
+        layer(rows_of(rank))
+        held, yard.workspace.held = yard.workspace.held, yard.workspace.held if rank == 0 else None
+        found["one rank alone"] = said(yard.check_replicas)
+        yard.workspace.held = held
+        layer.requires_grad_(rank == 0)
+        found["frozen on one rank"] = said(lambda: layer(rows_of(rank)))
+        layer.requires_grad_(False)
+        x = rows_of(rank)
+        layer(x).sum().backward()
+        found["frozen"] = bool(x.grad.abs().sum() > 0)
+        return found
+
+
+def stale(rank, world):
+    """A gather that is left out is noticed before its copies are used."""
+    with yard_of(world, checked=True, **training.REPLICAS) as yard:
+        layer = layer_of(yard)
+        fill = yard.workspace
+        layer(rows_of(rank)).sum().backward()
+        hosted = []
+        took = yr.layers.replicas.Hosted._fill
+
+        def once(self):
+            if not hosted:
+                took(self)
+                hosted.append(self)
+                return
+            self.weights, self.turn = hosted[0].weights, fill.filled
+
+        yr.layers.replicas.Hosted._fill = once
+        try:
+            layer(rows_of(rank)).sum().backward()
+            with torch.no_grad():
+                layer.gate_up.mul_(1.5)
+            return said(lambda: layer(rows_of(rank)))
+        finally:
+            yr.layers.replicas.Hosted._fill = took
+
+
+class Noted:
+    """A transport that notes the dtypes of what it carries."""
+
+    def __init__(self, transport):
+        self.transport, self.dtypes = transport, set()
+
+    def exchange(self, plan, backward, output, source, agreed=False):
+        self.dtypes.add(str(source.dtype))
+        self.transport.exchange(plan, backward, output, source, agreed)
+
+    def __getattr__(self, name):
+        return getattr(self.transport, name)
+
+
+def precision(rank, world, kinds):
+    """For each (activations, masters, autocast): what travels, what computes, what comes out."""
+    found = []
+    with yard_of(world, **training.REPLICAS) as yard:
+        for activations, masters, autocast in kinds:
+            layer = layer_of(yard, getattr(torch, masters))
+            noted = yard.transport = Noted(yard.transport)
+            grouped, loops = Counted(torch.nn.functional, "grouped_mm"), Counted(torch, "mm")
+            x = rows_of(rank, getattr(torch, activations))
+            with grouped, loops:
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    y = layer(x)
+                y.float().square().sum().backward()
+            yard.transport = noted.transport
+            grad = layer.gate_up.grad
+            found.append(
+                {
+                    "travels": noted.dtypes,
+                    "computes": grouped.dtypes,
+                    "loops": loops.dtypes,
+                    "result": str(y.dtype),
+                    "gradients": {str(x.grad.dtype), str(grad.dtype), str(layer.down.grad.dtype)},
+                    # Expert 0 has a replica: its gradient is a sum, and was not rounded to bf16 afterwards.
+                    "rounded": bool((grad == grad.bfloat16().to(grad.dtype)).all()),
+                }
+            )
+    return found
+
+
+class Counted:
+    """Calls of a function of a module while inside, and their first argument's dtypes."""
+
+    def __init__(self, module, name):
+        self.module, self.name, self.dtypes = module, name, set()
+
+    def __enter__(self):
+        self.real = getattr(self.module, self.name)
+
+        def call(first, *arguments, **named):
+            self.dtypes.add(str(first.dtype))
+            return self.real(first, *arguments, **named)
+
+        setattr(self.module, self.name, call)
+
+    def __exit__(self, *_):
+        setattr(self.module, self.name, self.real)

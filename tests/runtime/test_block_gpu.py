@@ -104,6 +104,7 @@ def test_rows_grouped_by_expert(bias):
 @pytest.mark.skipif(
     not HOPPER, reason="torch's grouped matmul waits for the device before compute capability 9"
 )
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it does not see all of them
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_the_host_never_waits(bias, activation):

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 import moeyard as my  # noqa: E402
 from moeyard.errors import InvalidCluster, UnknownName  # noqa: E402
 from moeyard.runtime.agree.plans import Plan  # noqa: E402
+from moeyard.runtime.block.compiled import outside_graphs  # noqa: E402
 from moeyard.runtime.faults.errors import RankLost  # noqa: E402
-from moeyard.runtime.layers.compiled import outside_graphs  # noqa: E402
 from moeyard.runtime.layers.move import _about, _Rows, _Single  # noqa: E402
 from moeyard.runtime.transport import nccl  # noqa: E402
 from moeyard.runtime.transport.api import Bare, Deck, Pending  # noqa: E402

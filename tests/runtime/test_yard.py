@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from harness import launch
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 import moeyard as my  # noqa: E402
 from moeyard.runtime.agree.digests import cluster_digest, plan_digest  # noqa: E402
 from moeyard.runtime.agree.plans import CHAINS, PlanCache, Step, Steps, chains  # noqa: E402
+from moeyard.runtime.observe.measure import rail_factors  # noqa: E402
 from moeyard.runtime.transport.buffers import Arena, Workspace  # noqa: E402
 from moeyard.runtime.transport.channels import channel  # noqa: E402
 from moeyard.workloads import workload  # noqa: E402
@@ -48,6 +50,12 @@ def test_a_plan_digest_tells_plans_apart_without_their_transfers():
     again = my.schedule(cluster.but(name="another name"), my.Traffic(rows, 8), "fast")
     assert plan_digest(again) in digests
     assert cluster_digest(cluster) != cluster_digest(cluster.but(rails=[[1, 0], [1, 1]]))
+
+
+def test_a_rail_that_lives_is_never_called_dead():
+    cluster = my.Cluster(2, 2, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5), rails=[[1, 0], [1, 1]])
+    found = rail_factors(cluster, [[1e3, 1e8], [0.95e8, 0.4567e8]] * np.ones((2, 2)))
+    assert found.tolist() == [[0.001, 0.0], [1.0, 0.457]]
 
 
 def test_the_plan_cache_keeps_what_was_used_last():

@@ -55,7 +55,24 @@ def basics(rank, world):
     dist.barrier()
     bound_rails(world)
     measured(world)
+    summed(rank, world)
     return "all"
+
+
+def summed(rank, world):
+    """Narrow gradients are summed in float32, and a parameter that is frozen on one rank is not waited for."""
+    with yr.Yard(cluster=cluster_of(2, world // 2), timeout=30) as yard:
+        model = torch.nn.Linear(3, 2).bfloat16()
+        model.weight.grad = torch.full_like(model.weight, 256.0 if rank == 0 else 1.0)
+        model.bias.requires_grad_(rank != 1)
+        if rank != 1:
+            model.bias.grad = torch.ones_like(model.bias)
+        yr.sync_gradients(model, yard)
+        assert model.weight.grad.dtype == torch.bfloat16
+        assert bool(
+            (model.weight.grad == torch.tensor(255.0 + world).bfloat16()).all()
+        )  # bf16 sums stay at 256
+        assert bool((model.bias.grad == world - 1).all())
 
 
 def bound_rails(world):

@@ -7,6 +7,7 @@ loss = global_mean(loss_sum, num_labels, yard); loss.backward()
 sync_gradients(model, yard); clip_grad_norm_(model, 1.0, yard)
 """
 
+from moeyard.runtime.block import expert_block, grouped_experts, grouped_linear, grouped_matmul_fits
 from moeyard.runtime.faults.errors import ExchangeError, Mismatch, RailLost, RankLost
 from moeyard.runtime.hf.initial import initialise, materialize
 from moeyard.runtime.hf.parallelize import parallelize
@@ -27,9 +28,8 @@ from moeyard.runtime.layers.gradients import (
     global_mean,
     sync_gradients,
 )
-from moeyard.runtime.layers.grouped import grouped_linear, grouped_matmul_fits
 from moeyard.runtime.layers.move import move_experts
-from moeyard.runtime.layers.replicas import gather_experts, refill_before_backward
+from moeyard.runtime.layers.replicas import gather_experts
 from moeyard.runtime.layers.share import Share, Stack, expert_modules
 from moeyard.runtime.observe.measure import measure, measure_links, remeasure
 from moeyard.runtime.observe.routing import Recorder, record, record_text
@@ -69,6 +69,7 @@ __all__ = [
     "dense_parameters",
     "dispatch",
     "exchange_plan",
+    "expert_block",
     "expert_modules",
     "expert_parameters",
     "export_pretrained",
@@ -76,6 +77,7 @@ __all__ = [
     "gather_experts",
     "global_count",
     "global_mean",
+    "grouped_experts",
     "grouped_linear",
     "grouped_matmul_fits",
     "initialise",
@@ -90,7 +92,6 @@ __all__ = [
     "read_tensors",
     "record",
     "record_text",
-    "refill_before_backward",
     "remeasure",
     "router_loss",
     "save_checkpoint",

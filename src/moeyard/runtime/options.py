@@ -16,7 +16,7 @@ from moeyard.version import __version__
 @dataclass(frozen=True)
 class Options:
     """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
-    None for the backend's own."""
+    None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -24,6 +24,7 @@ class Options:
     policy: str = "auto"
     model: ModelSpec | None = None
     transport: str | None = None
+    checked: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self.scheduler, self.planner, self.policy)
@@ -32,7 +33,8 @@ class Options:
         """What ranks compare: the version, the cluster and all of this."""
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
-            __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport
+            __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
+            self.checked,
         )  # fmt: skip
 
 

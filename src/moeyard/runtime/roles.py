@@ -49,7 +49,7 @@ class Crew(Member, Protocol):
         *,
         row_bytes: int = 0,
         dtype: int = 0,
-        grad: bool = False,
+        grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
     ) -> IntArray: ...
@@ -86,6 +86,9 @@ class Hosts(Crew, Protocol):
     def workspace(self) -> Workspace: ...
     @property
     def accelerator(self) -> Accelerator | None: ...
+    @property
+    def checked(self) -> bool: ...
+    def check_replicas(self) -> int: ...
 
 
 class Company(Member, Protocol):

@@ -30,6 +30,7 @@ from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.copies import compare_copies
 from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
@@ -67,8 +68,9 @@ class Yard:
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
-    out plans. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather,
-    plan and finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
+    out plans. checked: replicas are compared with their homes before every use, for those who look for a fault.
+    observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
+    finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
@@ -109,13 +111,14 @@ class Yard:
         management: str | None = None,
         timeout: float = 300.0,
         transport: str | None = None,
+        checked: bool = False,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         global _count
         _count += 1
-        self.options = in_force(Options(scheduler, planner, slots, policy, model, transport))
+        self.options = in_force(Options(scheduler, planner, slots, policy, model, transport, checked))
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         given = load_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -198,6 +201,10 @@ class Yard:
         return self.floors.floor(call, behind=behind)
 
     @property
+    def checked(self) -> bool:
+        return self.options.checked
+
+    @property
     def closed(self) -> bool:
         return self.guard.closed
 
@@ -210,7 +217,7 @@ class Yard:
         *,
         row_bytes: int = 0,
         dtype: int = 0,
-        grad: bool = False,
+        grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
     ) -> IntArray:
@@ -257,10 +264,16 @@ class Yard:
                 [self.ranks[self.rank]],
             )
 
+    def check_replicas(self) -> int:
+        """How many copies of experts, on all ranks, hold bit by bit what their homes would send now; Mismatch, naming the layer,
+        the expert and the ranks, on every rank if one does not. Every rank calls this at the same point, at any point: replicas
+        in use are those gathered since whose gradients have not been reduced."""
+        return compare_copies(self.agreement, self.workspace.held, self.workspace.filled)
+
     # changes, by all ranks between the same two exchanges
 
     def choose(self, **changes: Any) -> None:
-        """Plan with another scheduler, planner, slots, policy or model from now on. Every rank calls this."""
+        """Plan with another scheduler, planner, slots, policy or model, or `checked`, from now on. Every rank calls this."""
         self.options = in_force(replace(self.options, **changes))
         self._plan_for(self.cluster)
 

@@ -39,7 +39,7 @@ class Agreement:
         *,
         row_bytes: int = 0,
         dtype: int = 0,
-        grad: bool = False,
+        grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
     ) -> IntArray:

@@ -44,7 +44,7 @@ _WHY = {
     "history": "their plans differed before; every rank must run the same moeyard on the same inputs",
     "row_bytes": "rows must be as wide on every rank",
     "dtype": "rows must have the same dtype on every rank",
-    "grad": "a tensor requires grad on every rank or on none",
+    "grad": "rows (1) and experts' parameters (2) require grad on every rank or on none",
     "site": "they are in different layers of experts; every rank must run the same layers in the same order",
     "length": "every rank must have the same number of experts and ranks",
 }

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from moeyard.errors import InvalidModel, UnknownName
+from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.block.fused import Again, Form, GroupedExperts, RoutedExperts
 from moeyard.runtime.block.plain import PlainParts, refuse_closure
 from moeyard.runtime.block.routing import Activation, Parts
@@ -29,7 +30,7 @@ GATES: dict[str, Activation] = {
 KERNELS = ("auto", "plain", "triton")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def expert_block(
     x_TD: torch.Tensor,
     index_TK: torch.Tensor,
@@ -64,6 +65,8 @@ def expert_block(
         raise InvalidModel(
             f"expert_block: index is {_say(index_TK)} for x {_say(x_TD)}; give int64 [tokens, choices]"
         )
+    if len(gate_up) == 0:
+        raise InvalidModel("expert_block: no expert; give stacks of one or more")
     if index_TK.numel() >= 2**31:
         raise InvalidModel(
             f"expert_block: {index_TK.numel()} rows, but rows are numbered in int32, as torch's grouped matmul does; give fewer tokens"
@@ -78,7 +81,7 @@ def expert_block(
     )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def grouped_experts(
     rows: torch.Tensor,
     ends: torch.Tensor,
@@ -99,6 +102,8 @@ def grouped_experts(
     Rows from ends[-1] on are no expert's: their results and gradients are zero. The rest as in `expert_block`.
     """
     _check(rows, (("gate_up", gate_up), ("down", down)), (gate_up_bias, down_bias), transposed)
+    if len(gate_up) == 0 < len(rows):
+        raise InvalidModel(f"grouped_experts: {len(rows)} rows, but no expert; give no rows")
     if ends.shape != gate_up.shape[:1] or ends.dtype != torch.int32:
         raise InvalidModel(
             f"grouped_experts: ends are {_say(ends)} for {len(gate_up)} experts; give int32 [{len(gate_up)}]"
@@ -119,17 +124,17 @@ def _form(
 ) -> Form:
     transposed, counts, again, kernels = rest
     out, inner = gate_up.shape[2 if transposed else 1], down.shape[1 if transposed else 2]
-    joined = join if join is not None else _join(activation)
+    joined = join if join is not None else join_of(activation)
     if join is None and out != 2 * inner:
         raise InvalidModel(
             f"expert block: gate_up gives {out} columns and down reads {inner}; gate and up need {2 * inner}, or give `join`"
         )
     if joined is not None and torch.is_grad_enabled():
         refuse_closure(joined, x.new_zeros((1, out)))
-    return Form(_parts(x, kernels), joined, transposed, None if counts is None else tuple(counts), again)
+    return Form(parts_for(x, kernels), joined, transposed, None if counts is None else tuple(counts), again)
 
 
-def _join(activation: str | Activation) -> Activation | None:
+def join_of(activation: str | Activation) -> Activation | None:
     """From the product to the inner rows; None is SwiGLU, which has kernels of its own."""
     if isinstance(activation, str):
         if activation not in GATES:
@@ -148,7 +153,8 @@ def _gated(activation: Activation) -> Activation:
     return gated
 
 
-def _parts(x: torch.Tensor, kernels: str) -> Parts:
+def parts_for(x: torch.Tensor, kernels: str = "auto") -> Parts:
+    """What computes around the matmuls where x lies."""
     if kernels not in KERNELS:
         raise UnknownName.of("kind of kernels", kernels, KERNELS)
     suits = x.is_cuda and x.dtype != torch.float64
@@ -186,7 +192,7 @@ def _check(
     fit = (
         x.dim() == 2
         and gate_up.dim() == down.dim() == 3
-        and gate_up.shape[0] == down.shape[0] > 0
+        and gate_up.shape[0] == down.shape[0]
         and gate_up.shape[reads] == x.shape[1]
         and down.shape[writes] == x.shape[1]
     )

@@ -9,7 +9,7 @@ s * A give the gradient of `down`. So neither the experts' output nor the activa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from moeyard.errors import InvalidModel
 from moeyard.runtime.block.matmul import outer, times
 from moeyard.runtime.block.routing import Activation, Parts, Routing, Scale
 
-Again = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+Again = Callable[[], Sequence[torch.Tensor]]  # gate_up and down, in the backward pass
 _BIAS_ROWS = (
     8  # a bias' gradient is a matmul with this many equal rows: 16 bytes in bf16, as grouped_mm wants
 )
@@ -97,7 +97,7 @@ def backward_down(
         factor = d_out.new_ones(len(d_out))
         if scale is not None:
             factor = scale.weights.reshape(-1)[scale.pair.long()].to(d_out.dtype)
-        d_bias = _bias_gradient(factor, d_out, ends, form)
+        d_bias = bias_gradient(factor, d_out, ends, form.counts)
     return Halfway(back.product, d_scale, d_down, d_bias)
 
 
@@ -108,10 +108,12 @@ def backward_gate_up(
     return outer(*pair, ends, form.counts)
 
 
-def _bias_gradient(factor: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor, form: Form) -> torch.Tensor:
+def bias_gradient(
+    factor: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor, counts: tuple[int, ...] | None
+) -> torch.Tensor:
     """Sum of factor * row over each expert's rows."""
     left = factor.unsqueeze(-1).expand(-1, _BIAS_ROWS).contiguous()
-    return outer(left, rows, ends, form.counts)[:, 0].contiguous()
+    return outer(left, rows, ends, counts)[:, 0].contiguous()
 
 
 def _forth(stack: torch.Tensor, form: Form) -> torch.Tensor:
@@ -137,7 +139,7 @@ def _refuse_second() -> None:
         )
 
 
-def _plain_precision(x: torch.Tensor) -> AbstractContextManager[Any]:
+def plain_precision(x: torch.Tensor) -> AbstractContextManager[Any]:
     """Dtypes are the caller's: autocast must not change them inside, where the backward pass could not know."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
@@ -158,7 +160,7 @@ class RoutedExperts(torch.autograd.Function):
         index: torch.Tensor,
         form: Form,
     ) -> torch.Tensor:
-        with _plain_precision(x):
+        with plain_precision(x):
             parts, stacks = form.parts, Stacks(gate_up, down, gate_up_bias, down_bias)
             routing = parts.route(index, gate_up.shape[0])
             product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
@@ -176,7 +178,7 @@ class RoutedExperts(torch.autograd.Function):
         stacks, routing = _stacks(saved, form), Routing(row, pair, ends)
         needs = ctx.needs_input_grad
         d_x = d_gate_up = d_gate_up_bias = None
-        with _plain_precision(x):
+        with plain_precision(x):
             parts = form.parts
             d_out = parts.spread(d_y, routing)
             scale = None if weights is None else Scale(weights, pair)
@@ -190,7 +192,7 @@ class RoutedExperts(torch.autograd.Function):
                 d_gate_up = backward_gate_up(half.product, parts.spread(x, routing), ends, form)
             if needs[4]:
                 ones = half.product.new_ones(len(half.product))
-                d_gate_up_bias = _bias_gradient(ones, half.product, ends, form)
+                d_gate_up_bias = bias_gradient(ones, half.product, ends, form.counts)
         d_weights = half.scale if half.scale is None or not needs[1] else half.scale.to(weights.dtype)
         return d_x, d_weights, d_gate_up, half.down, d_gate_up_bias, half.down_bias, None, None
 
@@ -209,13 +211,13 @@ class GroupedExperts(torch.autograd.Function):
         ends: torch.Tensor,
         form: Form,
     ) -> torch.Tensor:
-        with _plain_precision(rows):
+        with plain_precision(rows):
             stacks = Stacks(gate_up, down, gate_up_bias, down_bias)
             product, rest = forward_rows(rows, ends, stacks, form)
             out = rest()
-            form.parts.clear_tail(out, ends)
-        saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]
-        ctx.save_for_backward(rows, product, ends, *saved)
+            _clear_tail(out, ends, form)
+        # Biases are added, so nothing of them is needed again; they may lie in the same workspace as the stacks.
+        ctx.save_for_backward(rows, product, ends, *((gate_up, down) if form.again is None else (None, None)))
         ctx.form = form
         return out
 
@@ -224,20 +226,26 @@ class GroupedExperts(torch.autograd.Function):
         _refuse_second()
         form: Form = ctx.form
         rows, product, ends, *saved = ctx.saved_tensors
-        stacks, needs = _stacks(saved, form), ctx.needs_input_grad
+        stacks, needs = _stacks([*saved, None, None], form), ctx.needs_input_grad
         d_rows = d_gate_up = d_gate_up_bias = None
-        with _plain_precision(rows):
+        with plain_precision(rows):
             half = backward_down(d_out.contiguous(), product, ends, stacks, None, form, (needs[2], needs[4]))
             del product
             if needs[1]:
                 d_gate_up = backward_gate_up(half.product, rows, ends, form)
             if needs[3]:
                 ones = half.product.new_ones(len(half.product))
-                d_gate_up_bias = _bias_gradient(ones, half.product, ends, form)
+                d_gate_up_bias = bias_gradient(ones, half.product, ends, form.counts)
             if needs[0]:
                 d_rows = times(half.product, _back(stacks.gate_up, form), ends, form.counts)
-                form.parts.clear_tail(d_rows, ends)
+                _clear_tail(d_rows, ends, form)
         return d_rows, d_gate_up, half.down, d_gate_up_bias, half.down_bias, None, None
+
+
+def _clear_tail(rows: torch.Tensor, ends: torch.Tensor, form: Form) -> None:
+    """Rows of no expert are zero. Where the host knows that there are none, nothing is done."""
+    if form.counts is None or sum(form.counts) < len(rows):
+        form.parts.clear_tail(rows, ends)
 
 
 def _stacks(saved: list[Any], form: Form) -> Stacks:

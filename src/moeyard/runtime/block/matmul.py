@@ -18,7 +18,7 @@ def _grouped_on(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def _fits(rows: torch.Tensor, shape: Sequence[int]) -> bool:
+def grouped_matmul_fits(rows: torch.Tensor, shape: Sequence[int]) -> bool:
     """torch has a grouped matmul, and it takes these: not float64, strides of 16 bytes, at least one row and expert.
 
     shape: of the stack of matrices, [E, ., .], that goes in or comes out.
@@ -38,7 +38,7 @@ def times(
     rows: torch.Tensor, matrix: torch.Tensor, ends: torch.Tensor, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """rows of group e @ matrix[e], [in, out]. Rows past ends[-1] are undefined."""
-    if rows.dtype == matrix.dtype and _fits(rows, matrix.shape):
+    if rows.dtype == matrix.dtype and grouped_matmul_fits(rows, matrix.shape):
         return functional.grouped_mm(rows, matrix, offs=ends)
     out = rows.new_empty((len(rows), matrix.shape[2]))
     for e, at, end in _groups(ends, counts):
@@ -51,7 +51,7 @@ def outer(
 ) -> torch.Tensor:
     """left of group e, transposed, @ right of group e: [E, left's width, right's width]; an empty group gives zeros."""
     shape = (ends.shape[0], left.shape[1], right.shape[1])
-    if left.dtype == right.dtype and _fits(right, shape):
+    if left.dtype == right.dtype and grouped_matmul_fits(right, shape):
         return functional.grouped_mm(left.transpose(0, 1), right, offs=ends)
     out = right.new_zeros(shape)
     for e, at, end in _groups(ends, counts):
@@ -68,5 +68,5 @@ def _groups(ends: torch.Tensor, counts: Sequence[int] | None) -> list[tuple[int,
         for count in counts:
             at += count
             stops.append(at)
-    starts = [0, *stops[:-1]]
-    return [(e, at, end) for e, (at, end) in enumerate(zip(starts, stops, strict=True)) if end > at]
+    starts = [0, *stops]  # one more than stops: there may be no expert at all
+    return [(e, at, end) for e, (at, end) in enumerate(zip(starts, stops, strict=False)) if end > at]

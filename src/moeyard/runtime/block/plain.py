@@ -45,13 +45,23 @@ class PlainParts:
         return x_TD.index_select(0, routing.pair // top_k if top_k else routing.pair)
 
     def gather_sum(
-        self, rows: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None
+        self,
+        rows: torch.Tensor,
+        routing: Routing,
+        weights_TK: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
         tokens, top_k = routing.row.shape
         total = routing.ends[-1:]
         sums = rows.new_zeros((tokens, rows.shape[1]), dtype=wide(rows.dtype))
         for k in range(top_k):
             at = routing.row[:, k]
+            if whole:
+                found = rows.index_select(0, at).to(sums.dtype)
+                sums += found if weights_TK is None else found.mul_(weights_TK[:, k, None])
+                continue
             there = (at < total).unsqueeze(-1)
             # An undefined row may hold NaN, and so may the weight of no choice: zero both before they meet.
             found = rows.index_select(0, at).to(sums.dtype).masked_fill_(~there, 0)
@@ -59,7 +69,7 @@ class PlainParts:
                 sums += found
             else:
                 sums += found.mul_(weights_TK[:, k, None].masked_fill(~there, 0))
-        return sums.to(rows.dtype)
+        return sums.to(dtype or rows.dtype)
 
     def activate(self, product: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         return swiglu(product) if activation is None else activation(product)
@@ -118,11 +128,23 @@ class PlainParts:
 
 
 def refuse_closure(activation: Activation, product: torch.Tensor) -> None:
-    """An activation is a function of the product alone: what else it trains on would get no gradient, in silence."""
+    """An activation is a function of the product alone: what else it trains on would get no gradient, in silence, and what it draws
+    would be drawn anew in the backward pass."""
+    before = _generator_state(product)
     with torch.enable_grad():
         hidden = activation(product[:1].detach()).requires_grad
+    if not torch.equal(before, _generator_state(product)):
+        raise InvalidModel(
+            "the activation draws random numbers, and the expert block computes it again in the backward pass, with others; drop "
+            "outside, on the rows that grouped_experts returns, or between two calls of grouped_linear"
+        )
     if hidden:
         raise InvalidModel(
             "the activation reads a tensor that requires gradients besides the gate/up product, and the expert block would "
             "give it none; apply it outside, on the rows that grouped_experts returns"
         )
+
+
+def _generator_state(where: torch.Tensor) -> torch.Tensor:
+    """On the host, without a wait."""
+    return torch.cuda.get_rng_state(where.device) if where.is_cuda else torch.get_rng_state()

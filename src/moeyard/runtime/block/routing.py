@@ -46,9 +46,16 @@ class Parts(Protocol):
         ...
 
     def gather_sum(
-        self, rows: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None
+        self,
+        rows: torch.Tensor,
+        routing: Routing,
+        weights_TK: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
-        """Each token's rows summed with its weights, or plainly. Wider than 16 bits inside, never as [T, K, D]."""
+        """Each token's rows summed with its weights, or plainly. Wider than 16 bits inside, never as [T, K, D]; given out in
+        `dtype`, or the rows'. whole: the host knows that every choice is one."""
         ...
 
     def activate(self, product: torch.Tensor, activation: Activation | None) -> torch.Tensor:

@@ -81,10 +81,16 @@ class TritonParts(PlainParts):
         return rows
 
     def gather_sum(
-        self, rows: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None
+        self,
+        rows: torch.Tensor,
+        routing: Routing,
+        weights_TK: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
         (tokens, top_k), width = routing.row.shape, rows.shape[1]
-        sums = rows.new_empty((tokens, width))
+        sums = rows.new_empty((tokens, width), dtype=dtype)
         if rows.numel() == 0:
             return sums.zero_()
         block = _block(width, 2048)

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from moeyard.runtime.block.compiled import outside_graphs
+from moeyard.runtime.block.experts import join_of
 from moeyard.runtime.hf.compute import experts_forward, through
 from moeyard.runtime.hf.places import Place
-from moeyard.runtime.layers.compiled import outside_graphs
 from moeyard.runtime.layers.share import Stack
 
 Adapter = Callable[[str, nn.Module], "Place | None"]
@@ -84,8 +85,7 @@ class ExpertsAndIdentities:
         token, choice = torch.nonzero(real, as_tuple=True)
 
         def expert(rows: torch.Tensor, by: Any) -> torch.Tensor:
-            gate, up = by(rows, "gate_up_proj").chunk(2, dim=-1)
-            return by(self.act_fn(gate) * up, "down_proj")  # type: ignore[no-any-return]
+            return by.both(rows, ("gate_up_proj", "down_proj"), join_of(self.act_fn))  # type: ignore[no-any-return]
 
         rows = through(self, hidden[token], index[token, choice], expert) * weights[token, choice, None]
         kept = (weights * ~real).sum(-1, keepdim=True)
@@ -116,8 +116,7 @@ class PreScaledBlock:
         rows = (x.unsqueeze(1) * scores.gather(1, index).unsqueeze(-1)).flatten(0, 1)
 
         def expert(rows: torch.Tensor, by: Any) -> torch.Tensor:
-            gate, up = by(rows, "gate_up_proj", transposed=True).chunk(2, dim=-1)
-            return by(up * self.experts.act_fn(gate), "down_proj", transposed=True)  # type: ignore[no-any-return]
+            return by.both(rows, ("gate_up_proj", "down_proj"), join_of(self.experts.act_fn), True)  # type: ignore[no-any-return]
 
         routed = through(self.experts, rows, index.flatten(), expert).view(*index.shape, -1).sum(1)
         return self.shared_expert(x) + routed, logits

@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.block import grouped_experts, grouped_linear
+from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.layers.dispatch import Route, combine, dispatch
-from moeyard.runtime.layers.grouped import grouped_linear
-from moeyard.runtime.layers.replicas import Hosted, gather_experts, refill_before_backward
+from moeyard.runtime.layers.precision import travel_dtype
+from moeyard.runtime.layers.replicas import Hosted, computed, gather_experts, read_again, trains
 from moeyard.runtime.layers.share import Share, tell
 from moeyard.runtime.roles import Hosts
 
 NAME = "moeyard"
+_Dropout = torch.nn.modules.dropout._DropoutNd
 
 
 @outside_graphs
@@ -32,16 +34,40 @@ def experts_forward(
     share = getattr(module, "expert_share", None)
     if share is None:
         return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
-    transposed, biased = module.is_transposed, module.has_bias
+    transposed = module.is_transposed
     up = "gate_up_proj" if module.has_gate else "up_proj"
+    biases = (f"{up}_bias", "down_proj_bias") if module.has_bias else (None, None)
+    join = module._apply_gate if module.has_gate else module.act_fn
+    pure = _pure(module)
 
     def expert(rows: torch.Tensor, by: By) -> torch.Tensor:
-        rows = by(rows, up, transposed=transposed, bias=f"{up}_bias" if biased else None)
-        rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
-        rows = by(rows, "down_proj", transposed=transposed, bias="down_proj_bias" if biased else None)
+        if pure:
+            rows = by.both(rows, (up, "down_proj"), None if _is_swiglu(module) else join, transposed, biases)
+        else:
+            rows = join(by(rows, up, transposed=transposed, bias=biases[0]))
+            rows = by(rows, "down_proj", transposed=transposed, bias=biases[1])
         return module.post_expert_norm(rows) if getattr(module, "has_post_expert_norm", False) else rows
 
     return through(module, hidden_states, top_k_index, expert, top_k_weights)
+
+
+def _pure(module: nn.Module) -> bool:
+    """Whether what lies between the matrices may be computed again in the backward pass: it neither trains nor draws."""
+    names = set(module.expert_parameter_names)  # type: ignore[arg-type]
+    beside = (name for name, one in module.named_parameters() if one.requires_grad and name not in names)
+    learns = any(not name.startswith("post_expert_norm.") for name in beside)
+    draws = any(isinstance(one, _Dropout) and one.training and one.p > 0 for one in module.modules())
+    return not learns and not draws
+
+
+def _is_swiglu(module: Any) -> bool:
+    """silu(gate) * up, which has kernels of its own."""
+    from transformers.integrations import moe
+
+    plain = getattr(
+        moe, "_default_apply_gate", None
+    )  # a name of its own affairs: without it, by the module's own
+    return module.has_gate and type(module)._apply_gate is plain and isinstance(module.act_fn, nn.SiLU)
 
 
 class By:
@@ -53,13 +79,43 @@ class By:
     def __call__(
         self, rows: torch.Tensor, name: str, *, transposed: bool = False, bias: str | None = None
     ) -> torch.Tensor:
-        route, weights = self.route, self.weights
-        place = list(weights).index(name)
-        out = grouped_linear(rows, weights[name], route, self.hosted, place, transposed=transposed)
-        if bias is None:
-            return out
-        counts = torch.diff(route.ends, prepend=route.ends.new_zeros(1))
-        return out + torch.repeat_interleave(weights[bias], counts, dim=0, output_size=len(rows))
+        return grouped_linear(
+            rows,
+            self.route.ends,
+            self.weights[name],
+            bias=self._of(bias),
+            transposed=transposed,
+            counts=self.route.counts,
+            again=self._again(name),
+        )
+
+    def both(
+        self,
+        rows: torch.Tensor,
+        names: tuple[str, str],
+        join: Callable[[torch.Tensor], torch.Tensor] | None,
+        transposed: bool = False,
+        biases: tuple[str | None, str | None] = (None, None),
+    ) -> torch.Tensor:
+        """Two matrices and what lies between them, a function of the first's product alone; None is SwiGLU."""
+        return grouped_experts(
+            rows,
+            self.route.ends,
+            *(self.weights[name] for name in names),
+            gate_up_bias=self._of(biases[0]),
+            down_bias=self._of(biases[1]),
+            join=join,
+            transposed=transposed,
+            counts=self.route.counts,
+            again=self._again(*names),
+        )
+
+    def _of(self, bias: str | None) -> torch.Tensor | None:
+        return None if bias is None else self.weights[bias]
+
+    def _again(self, *names: str) -> Callable[[], list[torch.Tensor]] | None:
+        places = list(self.weights)
+        return read_again(self.hosted, *(places.index(name) for name in names))
 
 
 def through(
@@ -76,28 +132,29 @@ def through(
     share: Share = module.expert_share
     yard: Hosts = module.expert_yard
     names = module.expert_parameter_names
-    dtype = _dtype(x_TD, getattr(module, names[0]))
+    stacks = [getattr(module, name) for name in names]
+    dtype = travel_dtype(x_TD)
     index = index.reshape(len(x_TD), -1)
     rows, route = dispatch(
-        x_TD.to(dtype), index, yard, share.num_experts, home_E=share.home_E, site=module.expert_site
+        x_TD.to(dtype),
+        index,
+        yard,
+        share.num_experts,
+        home_E=share.home_E,
+        site=module.expert_site,
+        trains=trains(stacks),
     )
     tell(module, route.demand)
-    homes = [getattr(module, name).to(dtype) for name in names]
-    stacks, hosted = gather_experts(yard, route.placement, homes)
+    gathered, hosted = gather_experts(yard, route.placement, stacks, dtype, name=module.expert_name)
     if yard.accelerator is not None:
         rows = yard.accelerator.start(rows, sum(route.counts))
-    rows = expert(rows, By(route, dict(zip(names, stacks, strict=True)), hosted))
+    rows = expert(rows, By(route, dict(zip(names, gathered, strict=True)), hosted))
+    computed(hosted)
     if yard.accelerator is not None:
         rows = yard.accelerator.finish(rows, sum(route.counts))
     if weights is not None:
         weights = weights.reshape(route.tokens, route.top_k)
-    return combine(refill_before_backward(rows, hosted), route, weights).to(x_TD.dtype)
-
-
-def _dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
-    """What experts compute, and rows and replicas travel, in: autocast's dtype, else the parameters'."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    return combine(rows, route, weights, x_TD.dtype)
 
 
 def register() -> None:

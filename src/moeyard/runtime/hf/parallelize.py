@@ -39,7 +39,7 @@ def parallelize(model: Any, yard: Base, *, homes: Homes = None) -> Any:
     shared: dict[int, nn.Parameter | None] = {key: None for key, count in uses.items() if count > 1}
     for number, place in enumerate(places, start=1):
         _cut(place, yard, _homes(homes, place.name), shared)
-        place.module.expert_site = number
+        place.module.expert_site, place.module.expert_name = number, place.name
     _choose(model, [place.module for place in places if on_interface(place.module)])
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
     model.register_forward_hook(WholeBatchRouterLoss(yard), with_kwargs=True)

@@ -10,10 +10,10 @@ import torch
 
 from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.faults.flaws import Flaw
-from moeyard.runtime.layers.compiled import outside_graphs
 from moeyard.runtime.roles import Crew
 from moeyard.runtime.transport.api import Pending
 from moeyard.traffic import Traffic

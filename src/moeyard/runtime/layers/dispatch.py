@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from moeyard.planners.static import static_homes
 from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.block.experts import parts_for
+from moeyard.runtime.block.plain import CHUNK, wide
+from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.layers.autograd import send_rows
@@ -46,10 +49,18 @@ class Route:
     experts: tuple[int, ...]  # hosted here, ascending
     counts: tuple[int, ...]  # rows of each
     ends: torch.Tensor = field(repr=False)  # int32 on the device: where each expert's rows end
-    sent: torch.Tensor = field(repr=False)  # row i on the wire is the pair (token, choice) sent[i]
-    unsent: torch.Tensor = field(repr=False)
-    grouped: torch.Tensor = field(repr=False)  # row i of the experts' input arrived as row grouped[i]
-    ungrouped: torch.Tensor = field(repr=False)
+    wire: Routing = field(repr=False)  # the rows as they are sent
+    grouped: Order | None = field(repr=False)  # from arriving rows to rows by expert; None: they arrive so
+
+
+class Order(NamedTuple):
+    """Row i is row forth[i] of those before; on the way back row back[i]."""
+
+    forth: torch.Tensor
+    back: torch.Tensor
+
+    def reversed(self) -> Order:
+        return Order(self.back, self.forth)
 
 
 class Permute(torch.autograd.Function):
@@ -63,28 +74,60 @@ class Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         index, inverse = ctx.saved_tensors
-        return permute(grads[0], inverse, index), None, None
+        return permute(grads[0], Order(inverse, index)), None, None
 
 
 class Spread(torch.autograd.Function):
-    """One copy of its token per row; the gradient sums a token's copies in the order of its choices."""
+    """One copy of its token per row; the gradient sums a token's copies."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_TD: torch.Tensor, sent: torch.Tensor, unsent: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        ctx.save_for_backward(unsent)
-        ctx.shape = (x_TD.shape[0], top_k, x_TD.shape[1])
-        return x_TD.index_select(0, sent // top_k)
+    def forward(ctx: Any, x_TD: torch.Tensor, wire: Routing) -> torch.Tensor:
+        ctx.save_for_backward(*wire)
+        return parts_for(x_TD).spread(x_TD, wire)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (unsent,) = ctx.saved_tensors
-        return grads[0].index_select(0, unsent).view(ctx.shape).sum(1), None, None, None
+        wire, grad = Routing(*ctx.saved_tensors), grads[0].contiguous()
+        return parts_for(grad).gather_sum(grad, wire, None, whole=True), None
 
 
-def permute(rows: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    return Permute.apply(rows, index, inverse)  # type: ignore[no-untyped-call,no-any-return]
+class Sum(torch.autograd.Function):
+    """Each token's rows summed with its weights, in float32 or wider, and given out in `dtype`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weights: torch.Tensor | None, wire: Routing, dtype: torch.dtype
+    ) -> torch.Tensor:
+        needed = weights is not None and ctx.needs_input_grad[1]
+        ctx.save_for_backward(rows if needed else None, weights, *wire)
+        ctx.dtype = rows.dtype
+        return parts_for(rows).gather_sum(rows, wire, weights, dtype, whole=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        rows, weights, *saved = ctx.saved_tensors
+        wire, grad = Routing(*saved), grads[0]
+        if weights is None:
+            return parts_for(grad).spread(grad.to(ctx.dtype), wire), None, None, None
+        top_k, factor = wire.row.shape[1], weights.reshape(-1)
+        d_rows = grad.new_empty((len(wire.pair), grad.shape[1]), dtype=ctx.dtype)
+        d_weights = None if rows is None else torch.empty_like(weights)
+        for at in range(0, len(d_rows), CHUNK):
+            part = slice(at, at + CHUNK)
+            pair = wire.pair[part]
+            given = grad.index_select(0, pair // top_k)
+            d_rows[part] = given * factor[pair].unsqueeze(-1)
+            if d_weights is not None:
+                d_weights.view(-1)[pair] = (
+                    (given.to(wide(given.dtype)) * rows[part]).sum(-1).to(weights.dtype)
+                )
+        return d_rows, d_weights, None, None
+
+
+def permute(rows: torch.Tensor, order: Order | None) -> torch.Tensor:
+    if order is None:
+        return rows
+    return Permute.apply(rows, *order)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def dispatch(
@@ -96,12 +139,14 @@ def dispatch(
     home_E: IntArray | None = None,
     placement: Placement | None = None,
     site: int = 0,
+    trains: bool = False,
 ) -> tuple[torch.Tensor, Route]:
     """The rows that this rank's hosted experts must compute, and the route back.
 
     top_k_index[T, K]: the experts that each token chose. Homes: `home_E`, or spread evenly. Hosts: `placement`, or the
     yard's planner on the demand of this very call (a pure function of it, so a recomputed forward plans the same). `site`: a
-    number of the layer; ranks that are in different layers are then told so.
+    number of the layer; ranks that are in different layers are then told so. `trains`: the experts' parameters want gradients, so
+    that a rank whose own are frozen is told so, and not waited for.
     """
     tokens, top_k = top_k_index.shape
     chosen = top_k_index.reshape(-1)
@@ -113,7 +158,7 @@ def dispatch(
         counts_E,
         row_bytes=x_TD.shape[1] * x_TD.element_size(),
         dtype=dtype_code(x_TD.dtype),
-        grad=torch.is_grad_enabled() and x_TD.requires_grad,
+        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * trains),
         site=site,
         flaw=flaw,
     )
@@ -123,21 +168,30 @@ def dispatch(
     digest = small_digest(hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows)
     plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
     route = _route(yard, hosts, served, demand, plan, order, (tokens, top_k), x_TD.device)
-    rows = Spread.apply(x_TD, route.sent, route.unsent, top_k)  # type: ignore[no-untyped-call]
+    rows = Spread.apply(x_TD, route.wire)  # type: ignore[no-untyped-call]
     arrived = send_rows(rows, plan, yard, agreed=True)
-    return permute(arrived, route.grouped, route.ungrouped), route
+    return permute(arrived, route.grouped), route
 
 
-def combine(rows: torch.Tensor, route: Route, top_k_weights: torch.Tensor | None) -> torch.Tensor:
-    """The experts' results back at their tokens, summed with the weights[T, K] of the choices, or plainly."""
+def combine(
+    rows: torch.Tensor,
+    route: Route,
+    top_k_weights: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The experts' results back at their tokens, summed with the weights[T, K] of the choices, or plainly.
+
+    Summed in float32 or wider; given out in `dtype`, default what rows and weights promote to.
+    """
     if rows.shape[0] != sum(route.counts):
         raise InvalidDemand(
             f"combine got {rows.shape[0]} rows, but dispatch gave {sum(route.counts)}; return one row per row, in order"
         )
-    back = send_rows(permute(rows, route.ungrouped, route.grouped), route.plan, route.yard, backward=True)
-    back = permute(back, route.unsent, route.sent)
-    back = back.view(route.tokens, route.top_k, rows.shape[1])
-    return back.sum(1) if top_k_weights is None else (back * top_k_weights.unsqueeze(-1)).sum(1)
+    order = None if route.grouped is None else route.grouped.reversed()
+    back = send_rows(permute(rows, order), route.plan, route.yard, backward=True)
+    if dtype is None:
+        dtype = rows.dtype if top_k_weights is None else torch.promote_types(rows.dtype, top_k_weights.dtype)
+    return Sum.apply(back, top_k_weights, route.wire, dtype)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def choose_placement(yard: Hosts, demand: Demand, home_E: IntArray) -> Placement:
@@ -192,7 +246,8 @@ def _route(
     here = served.host == yard.rank
     src, got, count = served.src[here], served.expert[here], served.rows[here]
     # Arrived by source, then expert; the experts want them by expert, then source.
-    grouped = _gather_index(count, np.lexsort((src, got)), device)
+    by_expert = np.lexsort((src, got))
+    grouped = None if _in_order(by_expert) else _gather_index(count, by_expert, device)
     experts = np.flatnonzero(placement.hosts_ER[:, yard.rank])
     rows_E = np.bincount(got, weights=count, minlength=placement.num_experts).astype(np.int64)[experts]
     sent = order.index_select(0, sent)
@@ -207,17 +262,25 @@ def _route(
         experts=tuple(experts.tolist()),
         counts=tuple(rows_E.tolist()),
         ends=to_device(np.cumsum(rows_E), device, torch.int32),
-        sent=sent,
-        unsent=_inverse(sent),
-        grouped=grouped,
-        ungrouped=_inverse(grouped),
+        wire=_wire(sent, shape),
+        grouped=None if grouped is None else Order(grouped, _inverse(grouped)),
     )
+
+
+def _in_order(order: IntArray) -> bool:
+    return bool((order == np.arange(len(order))).all())
+
+
+def _wire(sent: torch.Tensor, shape: tuple[int, int]) -> Routing:
+    """Row i on the wire is the pair (token, choice) sent[i]; all rows are somebody's."""
+    ends = torch.full((1,), len(sent), dtype=torch.int32, device=sent.device)
+    return Routing(_inverse(sent).to(torch.int32).view(shape), sent.to(torch.int32), ends)
 
 
 def _gather_index(lengths: IntArray, order: IntArray, device: torch.device) -> torch.Tensor:
     """Runs of these lengths lie one after another; the index that reads them in another order."""
     total = int(lengths.sum())
-    if (order == np.arange(len(order))).all():
+    if _in_order(order):
         return torch.arange(total, device=device)
     start = np.cumsum(lengths) - lengths
     length = lengths[order]

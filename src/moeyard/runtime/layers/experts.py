@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from torch.nn import functional
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
-from moeyard.runtime.layers.compiled import outside_graphs
+from moeyard.runtime.block import grouped_experts
+from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.layers.dispatch import combine, dispatch
-from moeyard.runtime.layers.grouped import grouped_linear
-from moeyard.runtime.layers.replicas import gather_experts, refill_before_backward
+from moeyard.runtime.layers.precision import travel_dtype
+from moeyard.runtime.layers.replicas import computed, gather_experts, read_again, trains
 from moeyard.runtime.layers.share import Share, Stack, tell
 from moeyard.runtime.roles import Hosts
+
+_NUMBERS = count(1)  # of this process' layers, for errors
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,6 +86,7 @@ class MoELayer(nn.Module):
             raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
         options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
+        self.name = f"MoELayer {next(_NUMBERS)}"
         homes = static_homes(num_experts, yard.size) if home_E is None else home_E
         self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
@@ -117,24 +122,28 @@ class MoELayer(nn.Module):
     def forward(self, x: torch.Tensor, *, return_router: bool = False) -> Any:
         x_TD = x.reshape(-1, x.shape[-1])
         state: RouterState = self.router(x_TD)
-        y = self.experts(x_TD, state.index, state.weights).reshape(x.shape)
+        y = self.experts(x_TD, state.index, state.weights)
+        if x.dim() != 2:
+            y = y.reshape(x.shape)  # a view: FSDP2 around this layer alone warns of it
         return (y, state) if return_router else y
 
     @outside_graphs
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
-        dtype = compute_dtype(x_TD)
-        rows, route = dispatch(x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E)
+        dtype, stacks = travel_dtype(x_TD), (self.gate_up, self.down)
+        rows, route = dispatch(
+            x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E, trains=trains(stacks)
+        )
         tell(self, route.demand)
-        homes = (self.gate_up.to(dtype), self.down.to(dtype))
-        (gate_up, down), hosted = gather_experts(self.yard, route.placement, homes)
-        gate, up = grouped_linear(rows, gate_up, route, hosted, 0).chunk(2, dim=-1)
-        rows = grouped_linear(self.activation(gate) * up, down, route, hosted, 1)
-        rows = refill_before_backward(rows, hosted)
-        return combine(rows, route, weights).to(x_TD.dtype)
-
-
-def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Under autocast the experts compute, and rows and replicas travel, in its dtype."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        (gate_up, down), hosted = gather_experts(self.yard, route.placement, stacks, dtype, name=self.name)
+        rows = grouped_experts(
+            rows,
+            route.ends,
+            gate_up,
+            down,
+            activation=self.activation,
+            counts=route.counts,
+            again=read_again(hosted, 0, 1),
+        )
+        computed(hosted)
+        return combine(rows, route, weights, x_TD.dtype)

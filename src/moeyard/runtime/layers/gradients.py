@@ -77,15 +77,16 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     dense=False: DDP or FSDP2 reduces the dense parameters. They average, so give the backward `loss * ranks` and
     scale=1/ranks here, which the experts' gradients are multiplied by. A parameter that no rank used keeps grad None.
     """
-    experts = [parameter for _, parameter in expert_parameters(model) if parameter.requires_grad]
+    # Frozen ones too: whether a gradient is there is agreed, what requires one is this rank's own affair.
+    experts = [parameter for _, parameter in expert_parameters(model)]
     if scale != 1.0:
         for parameter in experts:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-    plain = [parameter for _, parameter in dense_parameters(model) if parameter.requires_grad and dense]
-    sizes = [parameter.numel() for _, parameter in dense_parameters(model)]
-    floor = yard.floor("sync_gradients").meet(dense, scale, sizes)
-    _reduce(plain, yard.dense_group, floor, yard.device)
+    plain = [parameter for _, parameter in dense_parameters(model)]
+    floor = yard.floor("sync_gradients").meet(dense, scale, [parameter.numel() for parameter in plain])
+    if dense:
+        _reduce(plain, yard.dense_group, floor, yard.device)
     if yard.data_group is not None:
         _reduce(experts, yard.data_group, floor, yard.device)
 
@@ -131,7 +132,7 @@ def _power(grads: Iterable[torch.Tensor], norm_type: float, device: torch.device
 
 
 def _reduce(parameters: list[nn.Parameter], group: Any, floor: Floor, device: torch.device) -> None:
-    """Sum gradients over a group, in one collective per dtype. Which parameters were used is agreed first."""
+    """Sum gradients over a group in float32 or wider, in one collective per dtype. Which parameters were used is agreed first."""
     if not parameters or group is None or dist.get_world_size(group) == 1:
         return
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
@@ -150,6 +151,7 @@ def _reduce(parameters: list[nn.Parameter], group: Any, floor: Floor, device: to
     for same in by_dtype.values():
         grads = [p.grad for p in same if p.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         floor.all_reduce(flat, group=group)
         for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))

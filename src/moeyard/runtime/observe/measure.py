@@ -15,9 +15,9 @@ from torch import nn
 from moeyard.cluster import Cluster, Port
 from moeyard.errors import InvalidModel
 from moeyard.model import ModelSpec
+from moeyard.runtime.block import grouped_experts
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.layers.experts import MoELayer
-from moeyard.runtime.layers.grouped import grouped_linear
 from moeyard.runtime.roles import Links
 from moeyard.runtime.transport.api import Bare
 from moeyard.traffic import Traffic
@@ -100,9 +100,14 @@ def remeasure(yard: Links, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
             rate = size / max(seconds[r] - cluster.scale_out.latency, 1e-9)
             for at in (cluster.nic(r), cluster.nic(int(to[r]))):
                 best[at] = max(best[at], rate)
+    return cluster.but(rails=rail_factors(cluster, best))
+
+
+def rail_factors(cluster: Cluster, best: Any) -> Any:
+    """[node, nic] from its best rate. A nic that lives is never called dead, however slow: plans would leave it out for good."""
     factor = np.minimum(best / cluster.scale_out.bandwidth, 1.0)
     factor[factor > 0.9] = 1.0
-    return cluster.but(rails=np.where(cluster.rails > 0, factor.round(3), 0.0))
+    return np.where(cluster.rails > 0, np.maximum(factor.round(3), 0.001), 0.0)
 
 
 def _message_seconds(yard: Links, to: Any, carrier_R: Any, size: int, repeat: int) -> Any:
@@ -162,22 +167,15 @@ def _expert_seconds(layer: MoELayer, yard: Links, rows: int, repeat: int) -> flo
         return 0.0
     counts = np.full(experts, rows // experts)
     counts[: rows % experts] += 1
-    route: Any = _Groups(tuple(counts.tolist()), to_device(np.cumsum(counts), layer.down.device, torch.int32))
+    ends = to_device(np.cumsum(counts), layer.down.device, torch.int32)
     x = torch.randn(rows, layer.down.shape[1], dtype=layer.down.dtype, device=layer.down.device)
 
     def compute() -> None:
-        gate, up = grouped_linear(x, layer.gate_up, route).chunk(2, dim=-1)
-        grouped_linear(layer.activation(gate) * up, layer.down, route)
+        stacks = layer.gate_up, layer.down
+        grouped_experts(x, ends, *stacks, activation=layer.activation, counts=counts.tolist())
 
     with torch.no_grad():
         return _median(compute, yard, repeat)
-
-
-class _Groups:
-    """The part of a Route that grouped_linear reads."""
-
-    def __init__(self, counts: tuple[int, ...], ends: torch.Tensor) -> None:
-        self.counts, self.ends = counts, ends
 
 
 def _step_seconds(

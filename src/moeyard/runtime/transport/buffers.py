@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+from moeyard.runtime.agree.copies import Held
+
 
 class Arena:
     """Byte buffers lent to one exchange at a time. As many exist as exchanges ever ran at once; each only grows."""
@@ -40,11 +42,14 @@ class Arena:
 
 class Workspace:
     """One growing buffer per key: what the layers of a model share. Fillings are numbered: all ranks of a yard fill in the same order,
-    so what one rank knows of the last filling all know."""
+    so what one rank knows of the last filling all know. `held`: whose replicas lie here and are in use, from their gather to the
+    reduce of their gradients."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
         self.filled = 0  # the number of the filling that lies here
+        self.held: Held | None = None
+        self.compared = 0  # copies found equal to their masters so far
 
     def take(
         self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -69,4 +74,5 @@ class Workspace:
 
     def clear(self) -> None:
         self._buffers.clear()
+        self.held = None
         self.filled += 1

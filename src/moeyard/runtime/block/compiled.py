@@ -1,4 +1,4 @@
-"""Exchanges under torch.compile: they run outside its graphs."""
+"""Exchanges and experts under torch.compile: they run outside its graphs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+"""Replicas against their homes: every rank says what it holds, and all see the same answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from moeyard.arrays import IntArray
+from moeyard.placement import Placement
+from moeyard.runtime.agree.agreement import Agreement
+from moeyard.runtime.faults.errors import Mismatch
+
+
+class Held(Protocol):
+    """The replicas of one layer, as they lie in memory now."""
+
+    name: str
+    placement: Placement
+
+    def digests(self) -> tuple[IntArray, IntArray]:
+        """int64 [E] each: of the masters at home here, cast as replicas are; of all that is hosted here. Zero elsewhere."""
+        ...
+
+
+def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
+    """How many copies, of all ranks, are bit by bit their homes' masters; Mismatch on every rank if one is not.
+
+    turn: the number of the gather that `held` comes from.
+    """
+    says = agreement.agree("replicas", [turn, held is not None])
+    if (says != says[0]).any():
+        other = int(np.flatnonzero((says != says[0]).any(axis=1))[0])
+        raise Mismatch(
+            f"rank 0 and rank {other} have gathered replicas {says[0, 0]} and {says[other, 0]} times, and use "
+            f"{says[0, 1]} and {says[other, 1]} layers' now; every rank must make the same calls in the same order"
+        )
+    if held is None:
+        return 0
+    home_E, hosts_ER = held.placement.home_E, held.placement.hosts_ER
+    digests = agreement.control.gather(np.concatenate(held.digests())).T  # [2 E, R]
+    masters, hosted = np.split(digests, 2)
+    wanted = masters[np.arange(len(home_E)), home_E]
+    wrong = hosts_ER & (hosted != wanted[:, None])
+    if wrong.any():
+        expert = int(np.flatnonzero(wrong.any(axis=1))[0])
+        ranks = np.flatnonzero(wrong[expert]).tolist()
+        raise Mismatch(
+            f"{held.name}, expert {expert}: what rank {', '.join(map(str, ranks))} computes with is not the master at home "
+            f"on rank {home_E[expert]} ({int(wrong.any(axis=1).sum())} experts of this layer differ); if its parameters were "
+            f"changed between forward and backward, do so after the backward, else this is a fault of moeyard"
+        )
+    return held.placement.copies
