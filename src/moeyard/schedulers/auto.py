@@ -30,9 +30,8 @@ from moeyard.schedulers.lanes import (
 from moeyard.schedulers.wan import wan_form
 from moeyard.traffic import Traffic
 
-IDLE = 1.017  # times the closed form of blocks between three datacenters or more
-EVEN = 1.005  # the same, for blocks that need not be divided
-NEAR = 1.02  # times what cannot be beaten: near enough to look no further
+EVEN = 1.005  # times what cannot be beaten: blocks that need not be divided
+NEAR = 1.02  # the same: near enough to look no further
 ROUGH = 0.9  # times an estimate of lanes node by node: it may be as little, lane by lane
 
 
@@ -92,7 +91,7 @@ class Choice:
         cluster = self.blocks.cluster
         return isinstance(self.form, Lanes) and cluster.nodes >= MANY_NODES and cluster.datacenters == 1
 
-    def straight(self, handicap: float = 1.0) -> None:
+    def straight(self) -> None:
         """Blocks straight from origin to target; of two that cost the same, these."""
         if "direct" not in self.found:
             seconds = estimate_blocks(self.blocks, limit=self.seconds)
@@ -101,7 +100,7 @@ class Choice:
                 self.found[self.winner] = self.seconds = estimate_lanes(self.form)
             if seconds < math.inf:
                 self.found["direct"] = seconds
-            if seconds * handicap <= self.seconds:
+            if seconds <= self.seconds:
                 self.form, self.winner, self.seconds = self.blocks, "direct", seconds
 
 
@@ -118,15 +117,12 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     port = busiest * pairs.traffic.row_bytes / wan.bandwidth
     least = port + wan.latency if busiest else 0.0
     straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
-    # Nothing is lost by sending all at once under the ideal law, and two datacenters keep each other's ports busy. Of more, one may
-    # leave a port idle while it waits for a third, which the closed form of blocks does not see.
-    apart = cluster.datacenters > 2
-    if cluster.contention.loss == 0.0 and not apart:
+    if cluster.contention.loss == 0.0:  # little is lost by sending all at once
         choice.straight()
     if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
         choice.take("wan", *wan_form(pairs))
         if straight < choice.seconds:
-            choice.straight(IDLE if apart else 1.0)
+            choice.straight()
     lanes = port * cluster.contention.factor(cluster.nics_per_node) + wan.latency if busiest else 0.0
     if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes((name, max(lanes, least), make) for name, least, make in _candidates(pairs))

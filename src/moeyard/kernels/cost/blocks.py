@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.common.law import factor
-from moeyard.kernels.common.sort import ascend, largest
+from moeyard.kernels.common.sort import ascend
 from moeyard.kernels.compile import inner, kernel
+from moeyard.kernels.cost.far import far_messages, far_rows
 from moeyard.kernels.cost.share import integrate
 
 
@@ -148,10 +149,28 @@ def _inside_seconds(straight, prices):
 
 
 @kernel
+def _as_sent(rows_RR, via_R, per):
+    """The blocks as who stands in sends them: to one receiver in one message. Those inside nodes stay as they are."""
+    sent = np.zeros(rows_RR.shape, np.int64)
+    for i in range(len(rows_RR)):
+        for j in range(len(rows_RR)):
+            if i // per != j // per:
+                sent[via_R[i], via_R[j]] += rows_RR[i, j]
+            else:
+                sent[i, j] = rows_RR[i, j]
+    return sent
+
+
+@kernel
 def direct_seconds(straight, prices, datacenters, limit):
     """Straight blocks: each step's slowest port. Infinite if it cannot stay below `limit` under the ideal law, or its busiest port
     not under the real one."""
     rows_RR, via_R, rate_P, law = straight.rows_RR, straight.via_R, straight.rate_P, prices.law
+    others = False
+    for r in range(len(via_R)):
+        others |= via_R[r] != r
+    if others:
+        rows_RR = _as_sent(rows_RR, via_R, straight.per)
     node_R, port_R = straight.node_R.copy(), straight.port_R.copy()  # as those of datacenters: one signature
     steps, crossing = _inside_seconds(straight, prices), 0.0
     for attempt in range(1 if law[0] == 0.0 else 2):
@@ -172,9 +191,7 @@ def direct_seconds(straight, prices, datacenters, limit):
             if steps[0] + most + steps[2] >= limit:
                 return np.inf
     if datacenters > 1:
-        dc_R = node_R // prices.nodes_per_dc
-        wide = port_work(rows_RR, via_R, dc_R, dc_R, datacenters, law)
-        far = max(largest(wide[0]), largest(wide[1]))
-        if far > 0:
+        far = far_rows(far_messages(rows_RR, node_R // prices.nodes_per_dc, datacenters), datacenters, law)
+        if far > 0.0:
             crossing = max(crossing, far * prices.row_wan + prices.lat_wan)
     return steps[0] + max(steps[1], crossing) + steps[2]
