@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.slow_flow import max_min
 from tests.strategies import clusters, jobs
 
 import moeyard as my
@@ -15,6 +16,7 @@ from moeyard.forms.lanes import Pairs
 from moeyard.forms.listed import Listed
 from moeyard.kernels.common.csr import grouped
 from moeyard.kernels.common.law import factor
+from moeyard.kernels.cost.far import far_messages, far_rows
 from moeyard.kernels.cost.ratios import local_loads
 from moeyard.kernels.cost.share import BINS, FEW, Shared, integrate, share, share_all_from
 from moeyard.kernels.lanes.match import match, new_runs
@@ -94,6 +96,47 @@ def test_bins_keep_the_work():
         size[b] += one
     integrate(count, size, solo.max(), (0.0, 1.0, np.inf))
     assert size[-1] == pytest.approx(solo.sum())
+
+
+def slow_far(rows, dc, law):
+    """When wan ports of one row a second are through with all blocks between datacenters, begun together."""
+    left = {(i, j): float(rows[i, j]) for i, j in np.argwhere(rows > 0).tolist() if dc[i] != dc[j]}
+    now = 0.0
+    while left:
+        ways = {(i, j): [("out", dc[i]), ("in", dc[j])] for i, j in left}
+        ports = [port for way in ways.values() for port in way]
+        rate = max_min(ways, {port: 1 / Contention(*law).factor(ports.count(port)) for port in ports})
+        step = min(left[f] / rate[f] for f in left)
+        now += step
+        left = {f: rest - rate[f] * step for f, rest in left.items() if rest > rate[f] * step * (1 + 1e-9)}
+    return now
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.sampled_from([LAW, (0.0, 1.0, np.inf)]),
+    st.integers(0, 2**32 - 1),
+)
+def test_blocks_between_datacenters_share_wan_ports_fairly(centers, per, law, seed):
+    rng, dc = np.random.default_rng(seed), np.repeat(np.arange(centers), per)
+    rows = rng.integers(0, 3, (len(dc), len(dc))) * rng.integers(1, 500)  # two sizes: no bin is a mixture
+    found = far_rows(far_messages(rows, dc, centers), centers, law)
+    assert found == pytest.approx(slow_far(rows, dc, law), rel=1e-6)
+    mixed = rng.integers(0, 10**6, rows.shape)
+    slow = slow_far(mixed, dc, law)
+    assert far_rows(far_messages(mixed, dc, centers), centers, law) == pytest.approx(slow, rel=0.05)
+
+
+def test_blocks_of_a_dead_nic_ride_with_those_of_who_stands_in():
+    """One message twice as large, not two: it is through last, and a port idles meanwhile."""
+    rails = np.ones((6, 4))
+    rails[-1, -1] = 0.0
+    cluster = Cluster(
+        6, 4, Port(380e9, 2e-6), Port(48.85e9, 1e-5), datacenters=3, wan=Port(5e9, 5e-3), rails=rails
+    )
+    plan = my.schedule(cluster, my.workload("balanced", 24, mb=64), "direct")
+    assert estimate(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.005)
 
 
 def slow_match(by_origin, quota, carrier):

@@ -16,7 +16,7 @@ from moeyard.estimate import estimate_relays
 from moeyard.forms.beside import Beside
 from moeyard.forms.lanes import Pairs
 from moeyard.forms.relays import Relays
-from moeyard.kernels.orders.wan import PARTS, datacenter_rows, gateways
+from moeyard.kernels.orders.wan import HARDLY, PARTS, datacenter_rows, gateways
 from moeyard.kernels.program.tables import merge_messages
 from moeyard.schedulers.wan import relay_orders
 from moeyard.workloads import workload
@@ -93,12 +93,22 @@ def test_every_row_takes_the_way_of_its_piece(job):
         assert (np.diff(form.messages[:, 0]) >= 0).all()
 
 
+def slow_handing(cluster: Cluster, rows: np.ndarray, way: int, k: int) -> float:
+    """Rows that are handed round over each nic of node k, in the mean, if it is the gateway of its datacenter."""
+    each, here = cluster.nodes_per_datacenter, cluster.datacenter(k)
+    others = [n for n in range(here * each, here * each + each) if n != k]
+    far = [f for f in range(cluster.nodes) if cluster.datacenter(f) != here]
+    moved = sum(rows[n, f] if way == 0 else rows[f, n] for n in others for f in far)
+    return float((moved + 1) / cluster.rails[k].sum())
+
+
 @given(job=jobs())
-def test_gateways_are_the_fastest_nics_of_their_datacenters(job):
+def test_gateways_have_the_fastest_nics_and_least_to_hand_round(job):
     cluster = far_apart(job[0])
+    rows = Pairs.of(cluster, job[1]).rows_NN
     for planes in (1, 2):
         per, each = cluster.ranks_per_node, cluster.nodes_per_datacenter
-        gate = gateways(cluster.rails, cluster.carrier_M, per, each, planes)
+        gate = gateways(cluster.rails, cluster.carrier_M, per, each, planes, rows)
         for A in range(cluster.datacenters):
             nodes = range(A * each, A * each + each)
             best = cluster.rails[list(nodes)].max()
@@ -109,6 +119,14 @@ def test_gateways_are_the_fastest_nics_of_their_datacenters(job):
                     assert cluster.rails[cluster.nic(rank)] == best
             if planes == 1 and (cluster.rails[gate[0, A] // per] == best).sum() > 1:
                 assert cluster.nic(gate[0, A]) != cluster.nic(gate[1, A])
+            able = [k for k in nodes if cluster.rails[k].max() == best]
+            for way in range(2 if planes == 1 else 0):
+                least = min(slow_handing(cluster, rows, way, k) for k in able)
+                taken = slow_handing(cluster, rows, way, gate[way, A] // per)
+                assert taken <= HARDLY**2 * least * (1 + 1e-9)  # once for the place, once for another node
+            like = len({float(cluster.rails[k].sum()) for k in able}) == 1
+            if planes == 1 and len(able) > 1 and like and not rows.any():
+                assert gate[0, A] // per != gate[1, A] // per
 
 
 @given(job=jobs())

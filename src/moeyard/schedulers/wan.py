@@ -102,9 +102,12 @@ def _relays(pairs: Pairs, sums: tuple[IntArray, ...], wire: IntArray, *, in_turn
     cluster, wan = pairs.cluster, pairs.cluster.wan
     assert wan is not None
     rows_DD, size_RD, start_RD = sums
-    planes, gate, stand_in, used, ratio = _network(
+    planes, stand_in, used, ratio = _network(
         cluster, tuple(np.logical_or(rows_DD.any(axis=0), rows_DD.any(axis=1)).tolist())
     )
+    gate = gateways(
+        cluster.rails, cluster.carrier_M, cluster.ranks_per_node, cluster.nodes_per_datacenter, planes, pairs.rows_NN
+    )  # fmt: skip
     times = (
         pairs.traffic.row_bytes / wan.bandwidth,
         wan.latency,
@@ -119,8 +122,8 @@ def _relays(pairs: Pairs, sums: tuple[IntArray, ...], wire: IntArray, *, in_turn
 
 
 @lru_cache(maxsize=8)
-def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, IntArray, BoolArray, float]:
-    """How many planes; their gateways; who stands in for a rank between nodes; which hops there are; and a part's time on its way to
+def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, BoolArray, float]:
+    """How many planes; who stands in for a rank between nodes; which hops there are; and a part's time on its way to
     a gateway over its time on the wan. `busy`: the datacenters that send or receive."""
     wan, per = cluster.wan, cluster.ranks_per_node
     assert wan is not None
@@ -129,7 +132,6 @@ def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, I
     planes = max(
         1, min(math.ceil(wan.bandwidth / slowest), cluster.nodes_per_datacenter * cluster.nics_per_node)
     )
-    gate = gateways(cluster.rails, cluster.carrier_M, per, cluster.nodes_per_datacenter, planes)
     inside, across = per > 1, cluster.nodes_per_datacenter > 1
     local = cluster.stand_in_R % per
     stand_in: IntArray = (
@@ -141,7 +143,7 @@ def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, I
     flows = cluster.contention.factor(cluster.nodes_per_datacenter - 1)
     out = across * flows / (slowest * cluster.nics_per_node)
     ratio = wan.bandwidth * (inside / cluster.scale_up.bandwidth + out) / planes
-    return planes, frozen(gate), frozen(stand_in), frozen(used), min(max(ratio, 1 / 64), 1 / 2)
+    return planes, frozen(stand_in), frozen(used), min(max(ratio, 1 / 64), 1 / 2)
 
 
 def _one_to_one(rows_DD: IntArray, row: float, latency: float) -> tuple[IntArray, float]:

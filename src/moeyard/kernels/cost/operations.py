@@ -1,6 +1,6 @@
 """The lanes form as messages to be followed in the order of time. Called by `estimate` where datacenters share wan ports.
 
-Where all nics are alike and messages have rows enough, the lanes of a pair stand for one another and the ranks of a node
+Where all nics are alike and there are many messages with rows enough, the lanes of a pair stand for one another and the ranks of a node
 keep step: a message a pair, a unit a node. Else (`apart`) a message a lane, a unit a rank. What is moved inside a node takes a
 fixed time, that of its busiest scale-up port: short beside a wan.
 """
@@ -16,6 +16,7 @@ from moeyard.kernels.cost.inside import inside_rows
 from moeyard.kernels.cost.wire import few_rows
 from moeyard.kernels.lanes.quotas import quotas
 
+BRIEF = 256  # messages up to which lanes are followed one by one: those of a sparse pair do not wait for one another
 SMALL = 128  # ranks up to which lanes of few rows are followed one by one
 
 
@@ -164,7 +165,8 @@ def _packed(messages, ptr, at):
 def lanes_by_time(order, pairs, prices, rate_P, wan_rate, loads, local_rows, alike, slack):
     """Seconds until the last row of the lanes form has arrived."""
     nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)
-    apart = not alike or (nodes * per <= SMALL and few_rows(order.messages, nics))
+    count = order.messages.shape[1]
+    apart = not alike or count * nics <= BRIEF or (nodes * per <= SMALL and few_rows(order.messages, nics))
     inside = inside_rows(order, pairs, loads, False)
     messages = lane_messages(order, pairs, prices, inside, local_rows, apart)
     ports = lane_ports(rate_P, nics, wan_rate, nodes // prices.nodes_per_dc, apart, prices.law)

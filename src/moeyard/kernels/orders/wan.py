@@ -12,6 +12,7 @@ import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
 
+HARDLY = 1.05  # times as long
 PARTS = 3  # more than these on one side of a message gain nothing
 
 
@@ -25,15 +26,16 @@ class End(NamedTuple):
 
 @kernel
 def _best_nics(rails_NM):
-    """best[k]: the rate of a node's fastest nic, and count[k]: how many are as fast."""
+    """best[k]: the rate of a node's fastest nic; count[k]: how many are as fast; whole[k]: the rate of all."""
     nodes, nics = rails_NM.shape
-    best, count = np.zeros(nodes), np.zeros(nodes, np.int64)
+    best, count, whole = np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(nodes)
     for k in range(nodes):
         for l in range(nics):
             best[k] = max(best[k], rails_NM[k, l])
+            whole[k] += rails_NM[k, l]
         for l in range(nics):
             count[k] += rails_NM[k, l] == best[k]
-    return best, count
+    return best, count, whole
 
 
 @inner
@@ -47,41 +49,63 @@ def _nth_best(rails_NM, best, k, n):
     return -1
 
 
-@inner
-def _pick(rails_NM, best, count, used, first, last, at):
-    """The (node, nic) of nodes first..last whose nic is the fastest, from node `at` on and round; the next of them if it was
-    picked before. -1, -1 if none lives."""
-    chosen = first
-    for n in range(last - first):
-        k = first + (at + n) % (last - first)
-        if n == 0 or best[k] > best[chosen]:
-            chosen = k
-    if best[chosen] <= 0.0:
-        return -1, -1
-    nic = _nth_best(rails_NM, best, chosen, used[chosen] % count[chosen])
-    used[chosen] += 1
-    return chosen, nic
+@kernel
+def _far_rows(rows_NN, per_datacenter):
+    """rows[way, k]: what node k sends to (way 0) or gets from (way 1) other datacenters."""
+    nodes = len(rows_NN)
+    rows = np.zeros((2, nodes))
+    for k in range(nodes):
+        for f in range(nodes):
+            if k // per_datacenter != f // per_datacenter:
+                rows[0, k] += rows_NN[k, f]
+                rows[1, f] += rows_NN[k, f]
+    return rows
 
 
 @kernel
-def gateways(rails_NM, carrier, ranks_per_node, per_datacenter, planes):
+def _pick(nics, rows, used, first, last, at):
+    """The node of first..last that has a fastest nic and takes least to hand round what the others send or get (`rows`), over all its
+    nics; from node `at` on and round, one that was not used before if that takes hardly more. -1 if no nic lives."""
+    best, _, whole = nics
+    fastest, total = 0.0, 0.0
+    for k in range(first, last):
+        fastest = max(fastest, best[k])
+        total += rows[k]
+    chosen, least = -1, np.inf
+    for n in range(last - first if fastest > 0.0 else 0):
+        k = first + (at + n) % (last - first)
+        seconds = (
+            (total - rows[k] + 1.0) / whole[k] * (HARDLY if used[k] > 0 else 1.0)
+            if best[k] == fastest
+            else np.inf
+        )
+        if seconds * HARDLY < least or chosen < 0:
+            chosen, least = k, seconds
+    return chosen
+
+
+@kernel
+def gateways(rails_NM, carrier, ranks_per_node, per_datacenter, planes, rows_NN):
     """gate[way, A * planes + g]: the rank by which plane g leaves (way 0) or enters (way 1) datacenter A; -1 where no nic lives.
 
-    The fastest nics of a datacenter, planes on different nodes, the two ways on different nics where there are as many.
+    The fastest nics of a datacenter, where most rows need not be handed round; planes on different nodes, and the two ways too,
+    for what is gathered at one slows down what arrives at the other; on different nics at least, where there are as many.
     """
     nodes = len(rails_NM)
     datacenters = nodes // per_datacenter
-    best, count = _best_nics(rails_NM)
+    nics, rows = _best_nics(rails_NM), _far_rows(rows_NN, per_datacenter)
     used = np.zeros(nodes, np.int64)
     gate = np.full((2, datacenters * planes), -1, np.int64)
     for A in range(datacenters):
         first = A * per_datacenter
         for way in range(2):
             for g in range(planes):
-                at = (2 * g + 1) * per_datacenter // (2 * planes)
-                k, nic = _pick(rails_NM, best, count, used, first, first + per_datacenter, at)
+                at = (2 * g + 1) * per_datacenter // (2 * planes) + way
+                k = _pick(nics, rows[way], used, first, first + per_datacenter, at)
                 if k >= 0:
+                    nic = _nth_best(rails_NM, nics[0], k, used[k] % nics[1][k])
                     gate[way, A * planes + g] = k * ranks_per_node + carrier[nic]
+                    used[k] += 1
     return gate
 
 
