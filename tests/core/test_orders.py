@@ -13,7 +13,7 @@ from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.bits import match_all, new_matching, use_edges
 from moeyard.kernels.orders.lpt import longest_first
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, in_stages, list_makespan, shifts
-from moeyard.kernels.orders.open_shop import in_pieces, open_shop
+from moeyard.kernels.orders.open_shop import FAR, GAPS, NEAR, PLAINLY, in_pieces, open_shop, pieces_in_order
 from moeyard.kernels.orders.waves import wave_cuts, waves
 from moeyard.kernels.stages.forms import assemble
 from moeyard.kernels.stages.number import Wire
@@ -68,7 +68,7 @@ def test_a_sum_of_permutations_moves_every_row_once(rows):
     assert (np.diff(stage) >= 0).all()
 
 
-@given(rows=node_matrices(), step=st.sampled_from([0.85, 0.93]))
+@given(rows=node_matrices(), step=st.sampled_from([0.85, 0.93, 0.99]))
 def test_heavy_matchings_hold_every_pair_once(rows, step):
     perms = heavy_matchings(rows.astype(float), step)
     pairs = {(k, int(perm[k])) for perm in perms for k in range(len(rows))}
@@ -100,6 +100,18 @@ def test_the_open_shop_list_starts_each_message_when_both_ends_are_free(rows):
     assert (
         makespan <= 2 * max(work.sum(axis=0).max(), work.sum(axis=1).max()) + 1e-9
     )  # Graham, for any dense order
+
+
+@given(rows=node_matrices(), longest=st.sampled_from([0.5, 7.0, np.inf]))
+def test_pieces_take_the_list_that_is_plainly_shorter(rows, longest):
+    wire, makespan = pieces_in_order(rows * 0.25, rows, longest, 2.0)
+    pieces, seconds = in_pieces(rows * 0.25, rows, longest, 2.0)
+    lists = [open_shop(seconds, pieces, rows, lookahead) for lookahead in (NEAR, FAR)]
+    work = seconds * pieces
+    gaps = lists[0][1] > GAPS * max(work.sum(axis=0).max(), work.sum(axis=1).max())
+    again = longest < np.inf and gaps and lists[1][1] < PLAINLY * lists[0][1]
+    assert makespan == lists[again][1]
+    assert (wire == lists[again][0]).all()
 
 
 @given(rows=node_matrices(), group=st.integers(0, 3))

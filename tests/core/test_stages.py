@@ -30,7 +30,7 @@ def matrices(draw):
 
 
 def chained(rows):
-    return pieces_in_order(rows * 1e-3, rows, 0.1 * rows.max() * 1e-3, 0.01, 0.001)[0]
+    return pieces_in_order(rows * 1e-3, rows, 0.1 * rows.max() * 1e-3, 0.01)[0]
 
 
 @given(job=matrices())

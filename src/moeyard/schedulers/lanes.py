@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from moeyard.arrays import IntArray
+from moeyard.arrays import FloatArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
@@ -27,6 +27,8 @@ EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in ev
 MANY_NODES = (
     8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
 )
+STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
+GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
@@ -132,12 +134,11 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
         )
         return
     crossing, busiest = pairs.seconds_NN, pairs.busiest
-    wire, least = pieces_in_order(crossing, rows, math.inf, latency, 0.001)
+    wire, least = pieces_in_order(crossing, rows, math.inf, latency)
     perms = None
     if least > 1.002 * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
         seconds = in_pieces(crossing, rows, math.inf, latency)[1]
-        perms = heavy_matchings(seconds, 0.93)
-        matched = list_makespan(perms, seconds)
+        perms, matched = _matchings(seconds, pairs.looks[1].in_turn)
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
     # Large pairs in pieces, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both exposed.
@@ -145,7 +146,7 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
     orders = [(least, longest * exposed, wire)]
     pieces = max(1.0, min(math.sqrt(busiest * exposed / latency), PIECES)) if latency > 0 else PIECES
     if longest > busiest / pieces:
-        parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency, 0.001)
+        parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency)
         orders.append((least, busiest / pieces * exposed, parts))
     for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
         yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
@@ -155,8 +156,20 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
     if group > 1:
         if perms is None:
-            perms = heavy_matchings(in_pieces(crossing, rows, math.inf, latency)[1], 0.93)
+            perms = heavy_matchings(in_pieces(crossing, rows, math.inf, latency)[1], STEP)
         yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
+
+
+def _matchings(seconds: FloatArray, in_turn: float) -> tuple[IntArray, float]:
+    """Matchings of like work, and their makespan; in finer steps where the usual ones leave gaps."""
+    perms: IntArray = heavy_matchings(seconds, STEP)
+    matched = float(list_makespan(perms, seconds))
+    if matched > GAPS * in_turn:
+        finer: IntArray = heavy_matchings(seconds, FINER)
+        least = float(list_makespan(finer, seconds))
+        if least < matched:
+            return finer, least
+    return perms, matched
 
 
 def shunt_lanes(pairs: Pairs) -> Lanes:

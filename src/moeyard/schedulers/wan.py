@@ -20,7 +20,7 @@ from moeyard.kernels.orders.wan import datacenter_rows, gateways, in_parts
 from moeyard.kernels.relays.parts import Plan
 from moeyard.kernels.stages.relays import relay_stages
 from moeyard.schedule import Schedule, Stages
-from moeyard.schedulers.lanes import cheapest, shunt_lanes, shunt_orders
+from moeyard.schedulers.lanes import STEP, cheapest, shunt_lanes, shunt_orders
 from moeyard.traffic import Traffic
 
 HIDDEN = 0.4  # of the wan's time: what takes less inside the datacenters is hidden behind it
@@ -149,10 +149,10 @@ def _network(cluster: Cluster, busy: tuple[bool, ...]) -> tuple[int, IntArray, B
 def _one_to_one(rows_DD: IntArray, row: float, latency: float) -> tuple[IntArray, float]:
     """Wire messages of all pairs in the better of two orders, an open-shop list or matchings of like size; and its makespan."""
     crossing = rows_DD * row
-    wire, least = pieces_in_order(crossing, rows_DD, math.inf, latency, 0.001)
+    wire, least = pieces_in_order(crossing, rows_DD, math.inf, latency)
     seconds = in_pieces(crossing, rows_DD, math.inf, latency)[1]
     if least > 1.002 * max(seconds.sum(axis=0).max(), seconds.sum(axis=1).max()):  # the list leaves gaps
-        perms = heavy_matchings(seconds, 0.93)
+        perms = heavy_matchings(seconds, STEP)
         matched = list_makespan(perms, seconds)
         if matched < least:
             wire, least = in_list_order(perms, rows_DD, 0), matched

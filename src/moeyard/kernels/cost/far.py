@@ -4,7 +4,7 @@ A wan port is the narrowest on its way, so all messages from one datacenter to a
 Ports of three datacenters or more are not busy to the end: one waits for another that a third fills. So rates are followed, pair by
 pair of datacenters, and messages of like size leave together.
 
-Letters: A and B datacenters, D of them; c the pair A * D + B, b a bin of its messages by size.
+Letters: A and B datacenters, D of them; C and c pairs A * D + B, B and b bins of their messages by size.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SAME = 1e-9  # shares this close are one level, ends this close one instant
 class Far(NamedTuple):
     """Messages between datacenters, and how far they have come."""
 
-    count: np.ndarray  # [pair, bin]
-    size: np.ndarray  # [pair, bin]: rows, in all
+    flows_CB: np.ndarray
+    rows_CB: np.ndarray  # of them all
     flows_C: np.ndarray  # on their way
     bin_C: np.ndarray  # of the smallest of them
     sent_C: np.ndarray  # rows that each of them has sent
@@ -95,10 +95,10 @@ def far_rows(far, datacenters, law):
         step = np.inf
         for c in range(pairs):
             if far.flows_C[c] > 0.0:
-                while far.count[c, far.bin_C[c]] == 0.0:
+                while far.flows_CB[c, far.bin_C[c]] == 0.0:
                     far.bin_C[c] += 1
                 b = far.bin_C[c]
-                step = min(step, (far.size[c, b] / far.count[c, b] - far.sent_C[c]) / far.rate_C[c])
+                step = min(step, (far.rows_CB[c, b] / far.flows_CB[c, b] - far.sent_C[c]) / far.rate_C[c])
         if step == np.inf:
             return now
         now += step
@@ -106,6 +106,6 @@ def far_rows(far, datacenters, law):
             if far.flows_C[c] > 0.0:
                 far.sent_C[c] += step * far.rate_C[c]
                 b = far.bin_C[c]
-                if far.size[c, b] / far.count[c, b] <= far.sent_C[c] * (1.0 + SAME):
-                    far.flows_C[c] -= far.count[c, b]
+                if far.rows_CB[c, b] / far.flows_CB[c, b] <= far.sent_C[c] * (1.0 + SAME):
+                    far.flows_C[c] -= far.flows_CB[c, b]
                     far.bin_C[c] += 1
