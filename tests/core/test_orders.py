@@ -109,7 +109,7 @@ def test_pieces_take_the_list_that_is_plainly_shorter(rows, longest):
     lists = [open_shop(seconds, pieces, rows, lookahead) for lookahead in (NEAR, FAR)]
     work = seconds * pieces
     gaps = lists[0][1] > GAPS * max(work.sum(axis=0).max(), work.sum(axis=1).max())
-    again = longest < np.inf and gaps and lists[1][1] < PLAINLY * lists[0][1]
+    again = int(longest < np.inf and gaps and lists[1][1] < PLAINLY * lists[0][1])
     assert makespan == lists[again][1]
     assert (wire == lists[again][0]).all()
 
