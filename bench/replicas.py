@@ -92,8 +92,9 @@ def summary(found):
     rows, named = found["cases"], found["named"]
     refused = [row["refused"] for row in rows if "refused" in row]
     ran = len(rows) - len(refused)
+    steps = max((row["steps"] for row in rows), default=0)
     good, where = sum(map(held, rows)) - len(refused), f"{found['ranks']} {found['backend']} ranks"
-    alike = f"{good} of {ran} cases train alike with and without replicas, {found['steps']} steps each"
+    alike = f"{good} of {ran} cases train alike with and without replicas, {steps} steps each"
     wrong = named["flaw"] or "none stale, none another's"
     return [
         f"{alike}; {where}, {found['seconds']:.0f} s",
@@ -155,8 +156,7 @@ def main():
     if not any(found):
         return max(codes)
     rows, named = merged(found)
-    about = {"backend": options.backend, "ranks": options.ranks, "steps": options.steps}
-    about["seconds"] = time.monotonic() - began
+    about = {"backend": options.backend, "ranks": options.ranks, "seconds": time.monotonic() - began}
     return max(report(about | {"cases": rows, "named": named}, options), *codes)
 
 
