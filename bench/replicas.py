@@ -96,6 +96,8 @@ def summary(found):
     good, where = sum(map(held, rows)) - len(refused), f"{found['ranks']} {found['backend']} ranks"
     alike = f"{good} of {ran} cases train alike with and without replicas, {steps} steps each"
     wrong = named["flaw"] or "none stale, none another's"
+    if len(rows) < found["of"]:
+        alike += f" (of {found['of']} in all)"
     return [
         f"{alike}; {where}, {found['seconds']:.0f} s",
         *(f"left out: {refused.count(reason)} cases ({reason})" for reason in sorted(set(refused))),
@@ -133,7 +135,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--long", type=int, default=500, help="steps of the rows that carry names")
     parser.add_argument("--every", type=int, default=1, help="only every n-th case")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for everything")
+    parser.add_argument("--limit", type=float, default=10800.0, help="seconds for everything")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--document", action="store_true", help="write the table of docs/runtime.md")
     parser.add_argument("--read", help="no run: report what an earlier one printed with --json")
@@ -141,7 +143,7 @@ def main():
     if options.read:
         return report(json.loads(Path(options.read).read_text()), options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from bench.replica_training import prepare
+    from bench.replica_training import all_cases, prepare
 
     prepare(options.ranks)
     began = time.monotonic()
@@ -157,6 +159,7 @@ def main():
         return max(codes)
     rows, named = merged(found)
     about = {"backend": options.backend, "ranks": options.ranks, "seconds": time.monotonic() - began}
+    about["of"] = len(all_cases())
     return max(report(about | {"cases": rows, "named": named}, options), *codes)
 
 
