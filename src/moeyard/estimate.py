@@ -64,7 +64,7 @@ def _same_nics(one: Cluster, other: Cluster) -> bool:
 def estimate_lanes(form: Lanes, cluster: Cluster | None = None, *, fine: bool = True) -> float:
     """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given.
 
-    Not `fine`: node by node everywhere, for choosing among many forms; within a tenth of it where lanes have a row or two each.
+    Not `fine`: node by node everywhere, for choosing among many forms; too long where lanes have a row or two each.
     """
     pairs = form.pairs
     cluster = cluster or pairs.cluster

@@ -11,7 +11,7 @@ from tests.strategies import clusters, jobs
 
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
-from moeyard.estimate import estimate, estimate_listed
+from moeyard.estimate import estimate, estimate_lanes, estimate_listed
 from moeyard.forms.lanes import Pairs
 from moeyard.forms.listed import Listed
 from moeyard.kernels.common.csr import grouped
@@ -326,3 +326,22 @@ def test_first_looks_are_the_busiest_nodes(job):
     assert pairs.looks[1].longest == pytest.approx(alone.max())
     if cluster.datacenters == 1:
         assert estimate(cluster, my.schedule(cluster, job[1], "shot")) >= pairs.looks[1].at_once * (1 - 0.06)
+
+
+@pytest.mark.timeout(60)
+def test_time_goes_on_when_a_small_message_is_nearly_through_late():
+    # Two seconds on, a row at the speed of a nic has less left than a clock of 64 bits can show: it was waited for, for ever.
+    cluster = Cluster(
+        8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), datacenters=4, wan=Port(1e9, 5e-3), contention=Contention(0.05, 1, 2)
+    )  # fmt: skip
+    made = my.schedule(cluster, my.workload("sparse:0.3", 64, mb=64, seed=477583349), "fast")
+    assert estimate(cluster, made) == pytest.approx(my.simulate(cluster, made).makespan, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["rails", "waves", "shunt", "spread"])
+@pytest.mark.parametrize("kind", ["sparse:0.1", "zipf-pairs:0.9", "hot"])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_node_by_node_is_near_lane_by_lane(name, kind, loss):
+    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
+    form = my.schedule(cluster, my.workload(kind, 64, mb=64, seed=1), name).form
+    assert estimate_lanes(form, fine=False) == pytest.approx(estimate_lanes(form), rel=0.06)

@@ -12,6 +12,7 @@ from moeyard.arrays import FloatArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
+from moeyard.kernels.cost.walk import WIDE
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
@@ -29,6 +30,7 @@ MANY_NODES = (
 )
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
+CLOSE = 1.06  # times the best node by node: what is looked at again
 BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
@@ -179,20 +181,29 @@ def shunt_lanes(pairs: Pairs) -> Lanes:
 def cheapest(candidates: Iterable[Candidate], enough: float = 0.0) -> tuple[Lanes, str, dict[str, float]]:
     """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
     cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. Once one
-    takes no more than `enough`, no other is made."""
+    takes no more than `enough`, no other is made. With many nodes they are compared node by node, and message by message only where
+    several come near the best and what moves inside nodes is known by place."""
     best, winner, found, form = math.inf, "", dict[str, float](), None
+    every = list[tuple[float, str, Lanes]]()
     for name, least, make in candidates:
         if least < best:
             made = make()
             fine = made.pairs.cluster.nodes < MANY_NODES
             seconds = best if form is not None and made.like(form) else estimate_lanes(made, fine=fine)
             found[name] = min(seconds, found.get(name, seconds))
+            every.append((seconds, name, made))
             alike = math.isclose(seconds, best, rel_tol=1e-9)
             if form is None or (len(made.stages) < len(form.stages) if alike else seconds < best):
                 best, winner, form = seconds, name, made
         if best <= enough:
             break
     assert form is not None, "no candidates"
+    near = [(name, made) for seconds, name, made in every if seconds <= CLOSE * best]
+    if len(near) > 1 and MANY_NODES <= form.pairs.cluster.nodes <= WIDE and form.pairs.loads.exact:
+        known = [(estimate_lanes(made), len(made.stages), i) for i, (_, made) in enumerate(near)]
+        seconds, _, i = min(known)
+        winner, form = near[i]
+        found[winner] = seconds
     return form, winner, found
 
 

@@ -20,6 +20,7 @@ from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.flow.dag import message_graph
 
 SAME = 1e-9  # shares this close are one level, times this close one instant
+SOON = 1e-12  # of the time: what is due by then is due now
 ACTIVE, WAITING = range(2)  # places in Clock.tally
 FULL = 0.5  # lanes: a port with less than this to serve has none
 
@@ -185,7 +186,8 @@ def _end(graph, messages, clock, t):
     n, shortest = 0, np.inf
     for a in range(clock.tally[ACTIVE]):
         m = clock.now_A[a]
-        if clock.left_M[m] <= SAME * messages.size_M[m]:
+        # A small message late on may have less left than the time can show: then time would stand still.
+        if clock.left_M[m] <= max(SAME * messages.size_M[m], clock.rate_M[m] * t * SOON):
             shortest = min(shortest, messages.size_M[m] / max(clock.rate_M[m], 1e-300))
             _hold(messages, clock, m, -1.0)
             _release(graph, messages, clock, m, t)
@@ -200,7 +202,7 @@ def _end(graph, messages, clock, t):
 def _begin(graph, messages, ports, clock, t):
     """Let begin what has waited its latency by t; the shortest time that one of them could take."""
     shortest = np.inf
-    while clock.tally[WAITING] and clock.heap_t[0] <= t * (1.0 + 1e-12):
+    while clock.tally[WAITING] and clock.heap_t[0] <= t * (1.0 + SOON):
         m = clock.heap_i[0]
         clock.tally[WAITING] = pop(clock.heap_t, clock.heap_i, clock.tally[WAITING])
         if messages.port_MH[m, 0] < 0 or messages.size_M[m] == 0.0:
