@@ -127,6 +127,26 @@ def wrong_world(chance: Chance, place: Path) -> Row:
     return row
 
 
+def at_the_start(chance: Chance, place: Path) -> Row:
+    """A rank is killed while all make their groups, or ends before it makes a yard at all."""
+    absent = chance.random() < 0.3
+    job = some_job(chance, place, fault="no yard" if absent else "kill at the start", mesh=False)
+    row = row_of("lost at the start", job, "no yard" if absent else "making groups")
+    survivors = [rank for rank in range(job.world) if rank != job.victim]
+    with World(job) as ranks:
+        end = time.monotonic() + START
+        while len(lines(job, "opening")) < job.world and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.0, 0.5))
+        since = time.monotonic()
+        if not absent:
+            ranks.signal(job.victim, signal.SIGKILL)
+        hung = ranks.wait(survivors, job.timeout + WITHIN)
+        judge_errors(row, job, survivors, hung, since)
+    resume(row, chance, [job], place)
+    return row
+
+
 def full_disk(chance: Chance, place: Path) -> Row:
     """One rank's file cannot be written to its end. All are told, the earlier checkpoint stays, training and the next save go on."""
     step = 2 * chance.randint(1, 2)
@@ -260,6 +280,7 @@ KINDS: dict[str, Callable[[Chance, Path], Row]] = {
     "slow rank": by_victim("slow rank"),
     "mismatched call": by_victim("mismatched call", PHASES),
     "wrong world": wrong_world,
+    "lost at the start": at_the_start,
     "full disk": full_disk,
     "killed save": killed_save,
     "corrupt file": damaged("corrupt file"),
