@@ -13,6 +13,7 @@ import statistics
 import sys
 
 from bench.document import ROOT, between_marks
+from bench.faults import table
 from bench.quality import GOLDEN, Cell, cells
 from moeyard.formats.models import load_model
 from moeyard.lab import DEFAULT, LabSpec
@@ -96,6 +97,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("README.md", "promise"): promise,
     ("README.md", "families"): families,
     ("docs/checkpoints.md", "folders"): folders,
+    ("docs/faults.md", "faults"): table.of_campaign,
     ("docs/simulator.md", "ns3"): ns3,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.faults.training import Job, read_log
@@ -49,7 +50,8 @@ def judge_errors(row: Row, job: Job, survivors: list[int], hung: list[int], sinc
     for rank in survivors:
         found = [one for one in read_log(job.notes, rank) if one["kind"] == "error"]
         if rank in hung:
-            row.wrong(f"rank {rank} hangs ({found[-1]['text'][:200] if found else 'no error'})")
+            said = (Path(job.notes) / f"out{rank}").read_text()[-1500:]
+            row.wrong(f"rank {rank} hangs ({found[-1]['text'][:200] if found else 'no error'}): {said}")
         elif not found:
             row.wrong(f"rank {rank} ended without an error")
         elif not found[0]["ours"]:

@@ -13,10 +13,9 @@ from bench.faults.rails import rail_fault
 from bench.faults.stage import World
 from bench.faults.training import PHASES, Job
 
-START = 60.0  # seconds that ranks may take to begin, on a busy machine
-WITHIN = (
-    16.0  # seconds beyond the time-out until survivors must have ended: roll call, the keeper's stay, closing
-)
+# Seconds until what has not begun, or not ended, counts as a hang: a busy machine is slow, but not for ever. How long it took until
+# the survivors had named the victim is in the row.
+START, WITHIN = 240.0, 120.0
 SHARED = ("forward", "gather", "loss", "backward", "sum", "norm", "optimizer", "save")
 STEPS = 3  # after a fault
 
@@ -124,6 +123,26 @@ def wrong_world(chance: Chance, place: Path) -> Row:
     row.recovered = len(lines(job, "done")) == job.world
     if not row.recovered:
         row.wrong(f"did not train afterwards: {[one.get('text') for _, one in lines(job, 'error')][-1:]}")
+    return row
+
+
+def at_the_start(chance: Chance, place: Path) -> Row:
+    """A rank is killed while all make their groups, or ends before it makes a yard at all."""
+    absent = chance.random() < 0.3
+    job = some_job(chance, place, fault="no yard" if absent else "kill at the start", mesh=False)
+    row = row_of("lost at the start", job, "no yard" if absent else "making groups")
+    survivors = [rank for rank in range(job.world) if rank != job.victim]
+    with World(job) as ranks:
+        end = time.monotonic() + START
+        while len(lines(job, "opening")) < job.world and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.0, 0.5))
+        since = time.monotonic()
+        if not absent:
+            ranks.signal(job.victim, signal.SIGKILL)
+        hung = ranks.wait(survivors, job.timeout + WITHIN)
+        judge_errors(row, job, survivors, hung, since)
+    resume(row, chance, [job], place)
     return row
 
 
@@ -260,6 +279,7 @@ KINDS: dict[str, Callable[[Chance, Path], Row]] = {
     "slow rank": by_victim("slow rank"),
     "mismatched call": by_victim("mismatched call", PHASES),
     "wrong world": wrong_world,
+    "lost at the start": at_the_start,
     "full disk": full_disk,
     "killed save": killed_save,
     "corrupt file": damaged("corrupt file"),

@@ -14,7 +14,7 @@ from bench.faults.stage import World
 from bench.faults.training import Job, Rank
 
 LAB, NODES, RANKS = "lab-2x2", 2, 4
-STEPS, LIMIT = 8, 120.0  # seconds of a whole lab
+STEPS, LIMIT = 8, 400.0  # seconds of a whole lab
 
 
 class LabRank(Rank):
@@ -94,7 +94,7 @@ def rail_fault(kind: str) -> Any:
         row = Row(kind, RANKS, "tcp, lab", f"{order['delay']:.2f} s after step 2", None)
         whole = job.but(notes=str(place / "whole"), timeout=20.0)
         with World(whole) as ranks:  # the same steps without a fault
-            ranks.wait(range(RANKS), 60.0)
+            ranks.wait(range(RANKS), 240.0)
         Path(job.notes).mkdir()
         arguments = {"job": job.to_json(), "order": order}
         found = lab.run(

@@ -103,6 +103,9 @@ class World:
             self._reap()
             left = [rank for rank in ranks if rank not in self.ended]
             if not left or time.monotonic() > end:
+                for rank in left:  # where it hangs, into its output
+                    os.kill(self.pids[rank], signal.SIGUSR1)
+                time.sleep(0.5 if left else 0.0)
                 return left
             time.sleep(0.02)
 

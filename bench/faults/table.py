@@ -10,6 +10,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 ROWS = RESULTS / "faults.jsonl"
+UNTIMED = {"slowed rail": "no error, but measured as slow"}
 
 
 def read(path: Path = ROWS) -> list[dict[str, Any]]:
@@ -31,7 +32,11 @@ def by_kind(rows: list[dict[str, Any]]) -> str:
     ]
     for kind, some in [*kinds.items(), ("**all**", rows)]:
         seconds = [row["seconds"] for row in some if row["named"] and row["seconds"] > 0]
-        took = f"{statistics.median(seconds):.1f} ({max(seconds):.1f})" if seconds else "no error is right"
+        took = (
+            f"{statistics.median(seconds):.1f} ({max(seconds):.1f})"
+            if seconds
+            else UNTIMED.get(kind, "not timed")
+        )
         ranks = sorted({row["ranks"] for row in some})
         span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
         lines.append(

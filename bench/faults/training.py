@@ -7,6 +7,7 @@ Each rank writes `log<rank>`, one line at a time: its share of the loss of every
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -152,6 +153,10 @@ class Rank:
         _tell_of_gathers(lambda: self.point("gather"))
         shape = (2, job.world // 2) if job.mesh else (job.world,)
         where = init_device_mesh(device, shape, mesh_dim_names=("dp", "ep")[-len(shape) :])
+        self.log.write("opening")
+        if job.fault == "no yard" and self.rank == job.victim:
+            self.log.write("fault", phase="start", step=0)
+            raise UsersMistake
         self.yard = yr.Yard(where, **self.options())
         torch.manual_seed(0)
         self.model = torch.nn.ModuleDict(
@@ -187,10 +192,19 @@ class Rank:
 
     def begin(self) -> None:
         """Ranks come from imports and loading as they may, on a busy machine seconds apart; from here on they are watched."""
-        import torch.distributed as dist
+        self.log.write("ready")
+        if self.job.fault == "kill at the start":  # who is gone never comes
+            return
+        end = time.monotonic() + 10
+        while time.monotonic() < end and len(self.ready()) < self.job.world:
+            time.sleep(0.05)
 
-        if self.job.backend == "gloo":
-            dist.barrier()
+    def ready(self) -> list[int]:
+        return [
+            rank
+            for rank in range(self.job.world)
+            if any(one["kind"] in ("ready", "error") for one in read_log(self.job.notes, rank))
+        ]
 
     def step(self) -> None:
         """One, in parts that a fault can fall into."""
@@ -364,5 +378,6 @@ def be(job: Job, rank: int, board: Any) -> None:
     for stream in (1, 2):
         os.dup2(out, stream)
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     Rank(job, rank, board).run()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from bench.faults import table
+from bench.faults.kinds import KINDS
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
@@ -36,3 +38,10 @@ def test_a_sample_of_faults_is_named_and_gone_on_from(root, tmp_path):
     assert [row["kind"] for row in found] == list(SAMPLE)
     assert all(row["named"] and row["recovered"] and not row["lost"] for row in found)
     assert all(row["seconds"] < 6.0 + 8.0 for row in found if row["kind"] in ("kill", "stop"))
+
+
+def test_what_the_docs_show_is_of_all_kinds_and_clean():
+    rows = table.read()
+    assert {row["kind"] for row in rows} == set(KINDS)
+    assert all(table.clean(row) for row in rows), "a fault that was not clean is mended, not shown"
+    assert table.by_kind(rows).count("\n") == len(KINDS) + 2

@@ -125,9 +125,9 @@ class Yard:
         if given is None and place is not None:
             given = place.part(members_of(where)[0])
         self._store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
-        self._client = own_client(self._store, dist.get_rank(), first=0)
         wanted = Wanted(where, given, interfaces, management, timeout, place)
         self.world = see_world(self._store, wanted, self.options.digest(given))
+        self._client = own_client(self._store, dist.get_rank(), first=0)
         self.rank, self.size = self.world.rank, len(self.world.ranks)
         self.device = device_of(self.world.backend)
         self._group = group_of(where)

@@ -33,7 +33,8 @@ def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
         other = int(np.flatnonzero((says != says[0]).any(axis=1))[0])
         raise Mismatch(
             f"rank 0 and rank {other} have gathered replicas {says[0, 0]} and {says[other, 0]} times, and use "
-            f"{says[0, 1]} and {says[other, 1]} layers' now; every rank must make the same calls in the same order"
+            f"{says[0, 1]} and {says[other, 1]} layers' now; every rank must make the same calls in the same order",
+            (agreement.control.ranks[0], agreement.control.ranks[other]),
         )
     if held is None:
         return 0
@@ -48,6 +49,7 @@ def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
         raise Mismatch(
             f"{held.name}, expert {expert}: what rank {', '.join(map(str, ranks))} computes with is not the master at home "
             f"on rank {home_E[expert]} ({int(wrong.any(axis=1).sum())} experts of this layer differ); if its parameters were "
-            f"changed between forward and backward, do so after the backward, else this is a fault of moeyard"
+            f"changed between forward and backward, do so after the backward, else this is a fault of moeyard",
+            [agreement.control.ranks[rank] for rank in ranks],
         )
     return held.placement.copies

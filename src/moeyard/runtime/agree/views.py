@@ -6,12 +6,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from moeyard.runtime.faults.client import keeper_of
 from moeyard.runtime.faults.errors import Mismatch
+from moeyard.runtime.faults.verdict import store_lost
+from moeyard.runtime.faults.within import within
+
+_LONGEST = 3.0  # seconds for words with the store when something is wrong already
 
 
 def share_views(
@@ -21,22 +27,46 @@ def share_views(
 
     Checks that the expert-parallel groups which the views name divide the world, and that options agree.
     """
-    store.set(f"view/{rank}", json.dumps(view))
+    try:
+        views = _gather(store, rank, view, world, timeout)
+        _compare(views, world)
+        return views
+    except Mismatch:
+        with suppress(Exception):
+            within(_LONGEST, lambda: _go_together(store, rank, world))
+        raise
+
+
+def _gather(
+    store: Store, rank: int, view: dict[str, Any], world: Sequence[int], timeout: float
+) -> dict[int, dict[str, Any]]:
     views: dict[int, dict[str, Any]] = {}
     end = time.monotonic() + timeout
-    for other in world:
-        try:
+    try:
+        store.set(f"view/{rank}", json.dumps(view))
+        for other in world:
             store.wait([f"view/{other}"], timedelta(seconds=max(0.05, end - time.monotonic())))
             views[other] = json.loads(store.get(f"view/{other}"))
-        except Exception as error:
-            missing = [r for r in world if r not in views and not store.check([f"view/{r}"])]
-            raise Mismatch(
-                f"rank {rank} and rank {other} have different views: rank {other} made no Yard within {timeout:g} s; "
-                f"every rank of the world must make the same yards in the same order",
-                missing or [other],
-            ) from error
-    _compare(views, world)
-    return views
+        return views
+    except RuntimeError as error:
+        try:
+            missing = within(_LONGEST, lambda: [r for r in world if not store.check([f"view/{r}"])])
+        except Exception as gone:
+            raise store_lost(f"rank {rank}, making a yard: {error}", gone, keeper_of(store)) from error
+        absent = missing or [other]
+        raise Mismatch(
+            f"rank {rank} and rank {absent[0]} have different views: rank {', '.join(map(str, absent))} made no Yard within "
+            f"{timeout:g} s; every rank of the world must make the same yards in the same order",
+            absent,
+        ) from error
+
+
+def _go_together(store: Store, rank: int, world: Sequence[int]) -> None:
+    """The rank that keeps the store goes last: others may not have read all of it."""
+    store.set(f"refused/{rank}", "")
+    here = [r for r in world if store.check([f"view/{r}"])]
+    while rank == keeper_of(store) and not all(store.check([f"refused/{r}"]) for r in here):
+        time.sleep(0.05)
 
 
 def _compare(views: dict[int, dict[str, Any]], world: Sequence[int]) -> None:

@@ -8,6 +8,11 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from moeyard.runtime.faults.verdict import store_lost
+from moeyard.runtime.faults.within import within
+
+_LONGEST = 10.0  # seconds for a new connection
+
 
 def innermost(store: Store) -> Store:
     while isinstance(store, PrefixStore):
@@ -25,9 +30,14 @@ def own_client(store: Store, rank: int, first: int) -> Store:
     if isinstance(inner, FileStore):
         return store
     clone: Any = getattr(store, "clone", None)
-    if clone is not None:
-        return clone()  # type: ignore[no-any-return]
-    return second_client(store, inner, rank, first) if isinstance(inner, TCPStore) else store
+    try:
+        if clone is not None:  # a new connection; it would be tried for as long as the store's own time-out
+            return within(_LONGEST, clone)  # type: ignore[no-any-return]
+        if isinstance(inner, TCPStore):
+            return within(_LONGEST, lambda: second_client(store, inner, rank, first))
+    except Exception as error:
+        raise store_lost(f"rank {rank}, making a yard", error, keeper_of(store)) from error
+    return store
 
 
 def second_client(store: Store, inner: TCPStore, rank: int, first: int) -> Store:

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import Store
 
 from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
-from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, place_of
+from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, place_of, store_lost
 from moeyard.runtime.faults.vigil import Vigil
-from moeyard.runtime.faults.watch import Watch, within
+from moeyard.runtime.faults.watch import Watch
+from moeyard.runtime.faults.within import within
 
 Result = TypeVar("Result")
 
@@ -149,13 +150,8 @@ class Guard:
             most = self._patience + (4.5 if self._rank == self._watch.keeper else 1.5)
             verdict = within(most, lambda: self._watch.verdict(self._ranks, reason, self._patience))
         except Exception as error:
-            keeper = self._watch.keeper
-            who = "who keeps it" if keeper is None else f"rank {keeper}, which keeps it,"
-            return RankLost(
-                f"rank {self._rank}, {place_of(where)}{link}: {reason}; the store is gone too ({type(error).__name__}: "
-                f"{str(error)[:80]}), so {who} is lost; restart the job",
-                () if keeper is None else (keeper,),
-            )
+            head = f"rank {self._rank}, {place_of(where)}{link}: {reason}"
+            return store_lost(head, error, self._watch.keeper)
         return error_of(verdict, self._rank, where, link, reason, self._railed)
 
     def check_open(self) -> None:

@@ -103,6 +103,15 @@ def error_of(verdict: Verdict, me: int, where: Where, link: str, reason: str, ra
     )
 
 
+def store_lost(head: str, error: BaseException, keeper: int | None) -> RankLost:
+    """When nobody can be asked any more: the store went with who keeps it."""
+    who = "who keeps it" if keeper is None else f"rank {keeper}, which keeps it,"
+    return RankLost(
+        f"{head}; the store is gone too ({type(error).__name__}: {str(error)[:80]}), so {who} is lost; restart the job",
+        () if keeper is None else (keeper,),
+    )
+
+
 def place_of(where: Where) -> str:
     """call 12 (dispatch for 3.1 s)"""
     seconds = f" for {where['seconds']:.1f} s" if "seconds" in where else ""

@@ -6,14 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 from moeyard.runtime.faults.client import keeper_of
 from moeyard.runtime.faults.verdict import Verdict, judge
-
-Answer = TypeVar("Answer")
 
 
 class Watch:
@@ -104,24 +102,3 @@ class Watch:
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=1)
-
-
-def within(seconds: float, call: Callable[[], Answer]) -> Answer:
-    """What `call` gives, or a TimeoutError: a store whose keeper is stopped never answers, whatever its own time-out."""
-    box: list[Any] = []
-
-    def run() -> None:
-        try:
-            box.append((call(), None))
-        except Exception as error:
-            box.append((None, error))
-
-    thread = threading.Thread(target=run, name="moeyard-verdict", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not box:
-        raise TimeoutError(f"the store did not answer within {seconds:g} s")
-    answer, error = box[0]
-    if error is not None:
-        raise error
-    return answer  # type: ignore[no-any-return]

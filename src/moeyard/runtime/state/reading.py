@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from moeyard.errors import InvalidFile
+from moeyard.runtime.state.front import first_byte, fits
 from moeyard.runtime.state.index import Index, PieceEntry, TensorEntry
 from moeyard.runtime.state.logical import Facts, LogicalStack, Piece, held
 from moeyard.runtime.state.values import decode
@@ -85,6 +86,12 @@ class StoredCheckpoint:
         file = self.path / self._index.files[number][0]
         if number not in self._handles:
             self._handles[number] = os.open(file, os.O_RDONLY)
+            front = os.pread(self._handles[number], first_byte(self._index, number), 0)
+            if not fits(front, self._index, number):
+                raise InvalidFile(
+                    f"{file}: its first {len(front)} bytes, which say what is in it, are not those that were saved; copy it "
+                    f"again, or load an earlier checkpoint"
+                )
         done = 0
         while done < len(buffer):
             got = os.preadv(self._handles[number], [buffer[done:]], at + done)

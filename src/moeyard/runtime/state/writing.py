@@ -5,9 +5,7 @@ Whatever several ranks hold is written by one of them, the one with the fewest b
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from moeyard.errors import InvalidFile, NotSaved
+from moeyard.runtime.state.front import front_of, line_of
 from moeyard.runtime.state.index import Index, TensorEntry, check_whole
 from moeyard.runtime.state.logical import Facts, Held
-from moeyard.runtime.weights.tensor_files import NAMES, raw_bytes
+from moeyard.runtime.weights.tensor_files import raw_bytes
 
 Key = tuple[str, tuple[int, ...]]  # a tensor's name, and where a piece of it begins
 
@@ -86,23 +85,15 @@ def write_file(path: Path, tensors: Mapping[str, Held], keys: list[Key]) -> Writ
     pieces = {
         (name, piece.offset): piece.values for name in {n for n, _ in keys} for piece in tensors[name].pieces
     }
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    lines: dict[str, dict[str, Any]] = {}
     end = 0
     for name, offset in keys:
-        values = pieces[name, offset]
-        start, end = end, end + values.numel() * values.element_size()
-        known = values.dtype in NAMES
-        whole = tuple(values.shape) == tensors[name].facts.shape
-        header[name if whole else f"{name}[{','.join(map(str, offset))}]"] = {
-            "dtype": NAMES[values.dtype] if known else "U8",  # what the format has no name for: its bytes
-            "shape": list(values.shape) if known else [end - start],
-            "data_offsets": [start, end],
-        }
-    front = json.dumps(header).encode()
-    front = front.ljust(-(-len(front) // 8) * 8)
-    at, found = 8 + len(front), {}
+        key, line = line_of(name, offset, pieces[name, offset].shape, tensors[name].facts, end)
+        lines[key], end = line, line["data_offsets"][1]
+    front = front_of(lines)
+    at, found = len(front), {}
     with open(path, "xb", buffering=0) as file:
-        _put(file, memoryview(struct.pack("<Q", len(front)) + front))
+        _put(file, memoryview(front))
         for name, offset in keys:
             values = pieces[name, offset]
             content = raw_bytes(values.detach().cpu().contiguous())
