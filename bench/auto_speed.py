@@ -1,0 +1,115 @@
+"""How long `auto` takes, plan and one rank's program, warm, beside `fast`; and an estimate beside the making of its schedule.
+
+    python -m bench.auto_speed [--nodes 8 40] [--networks plain shared wan] [--seed S] [--times T] [--json]
+
+Every workload x size x law on nodes of eight ranks: one datacenter, one with two ranks a nic, two with a wan of 5 GB/s and 1 ms. Medians of
+processor time of this thread, so that other work on the machine counts less. Goals: `auto` within 5 x `fast` and within 0.8 / 8 / 120 ms at
+64 / 320 / 1024 ranks; an estimate within twice the making. Exits with 1 where a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+import moeyard as my
+
+LOADS = ("balanced", "random", "zipf:0.9", "zipf-pairs:0.9", "hot", "sparse:0.1")
+MEGABYTES = (1, 16, 64, 256)
+LAWS = {"ideal": my.Contention(), "loss 0.05": my.Contention(loss=0.05, ceiling=2)}
+UP, OUT, WAN = my.Port(380e9, 2e-6), my.Port(48.85e9, 1e-5), my.Port(5e9, 1e-3)
+NETWORKS = {"plain": {}, "shared": {"nics_per_node": 4}, "wan": {"datacenters": 2, "wan": WAN}}
+TIMES_FAST, TIMES_MAKING = 5.0, 2.0
+LIMIT_MS = {64: 0.8, 320: 8.0, 1024: 120.0}
+
+
+class Row(NamedTuple):
+    network: str
+    cell: str
+    ranks: int
+    auto_ms: float
+    fast_ms: float
+    making_ms: float  # of the schedule that took the fewest makings to estimate
+    estimate_ms: float
+
+
+def processor_ms(work: Callable[[], object], times: int) -> float:
+    work()
+    found = []
+    for _ in range(times):
+        start = time.thread_time()
+        work()
+        found.append(1e3 * (time.thread_time() - start))
+    return median(found)
+
+
+def rows(networks: list[str], nodes: list[int], seed: int, times: int) -> Iterator[Row]:
+    for network in networks:
+        for n in nodes:
+            for law in LAWS:
+                cluster = my.Cluster(n, 8, UP, OUT, contention=LAWS[law], **NETWORKS[network])  # type: ignore[arg-type]
+                for load in LOADS:
+                    for mb in MEGABYTES:
+                        traffic = my.workload(load, cluster.num_ranks, mb=mb, seed=seed)
+                        yield row(network, f"{n} nodes, {law}, {load}, {mb} MB", cluster, traffic, times)
+
+
+def row(network: str, cell: str, cluster: my.Cluster, traffic: my.Traffic, times: int) -> Row:
+    def plan(name: str) -> my.Schedule:
+        return my.schedule(cluster, traffic, name)
+
+    auto, fast = (processor_ms(lambda: my.lower(plan(name), 3), times) for name in ("auto", "fast"))  # noqa: B023
+    worst = (0.0, 1.0)
+    for name in ("fast", "rails", "spread"):
+        making = processor_ms(lambda: plan(name), times)  # noqa: B023
+        both = processor_ms(lambda: my.estimate(cluster, plan(name)), times)  # noqa: B023
+        worst = max(worst, (max(0.0, both - making), making), key=lambda pair: pair[0] / pair[1])
+    return Row(network, cell, cluster.num_ranks, auto, fast, worst[1], worst[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 40], help="of eight ranks each")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=5, help="runs that a median is of")
+    parser.add_argument("--json", action="store_true", help="a row a cell")
+    options = parser.parse_args()
+    found = []
+    for one in rows(options.networks, options.nodes, options.seed, options.times):
+        found.append(one)
+        if options.json:
+            print(json.dumps(one._asdict()), flush=True)
+    where = dict.fromkeys((one.network, one.ranks) for one in found)
+    missed = [judge(found, network, ranks) for network, ranks in where]  # all are printed
+    raise SystemExit(any(missed))
+
+
+def judge(found: list[Row], network: str, ranks: int) -> bool:
+    """Print what was found on a network of this size; whether a goal was missed."""
+    here = [one for one in found if (one.network, one.ranks) == (network, ranks)]
+    ratio = max(here, key=lambda one: one.auto_ms / one.fast_ms)
+    longest = max(here, key=lambda one: one.auto_ms)
+    estimate = max(here, key=lambda one: one.estimate_ms / one.making_ms)
+    above = sum(one.auto_ms > TIMES_FAST * one.fast_ms for one in here)
+    limit = LIMIT_MS.get(ranks, float("inf"))
+    over = sum(one.auto_ms > limit for one in here)
+    slow = sum(one.estimate_ms > TIMES_MAKING * one.making_ms for one in here)
+    print(
+        f"{network}, {ranks} ranks, {len(here)} cells: auto / fast {median(one.auto_ms / one.fast_ms for one in here):.1f} in the median, "
+        f"{ratio.auto_ms / ratio.fast_ms:.1f} at worst ({ratio.cell}), above {TIMES_FAST:g} in {above}; auto {median(one.auto_ms for one in here):.2f} ms "
+        f"in the median, {longest.auto_ms:.2f} at worst ({longest.cell}), above {limit:g} in {over}; estimate / making at worst "
+        f"{estimate.estimate_ms / estimate.making_ms:.1f} ({estimate.cell}), above {TIMES_MAKING:g} in {slow}",
+        flush=True,
+    )  # fmt: skip
+    return bool(above or over or slow)
+
+
+if __name__ == "__main__":
+    main()
