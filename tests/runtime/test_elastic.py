@@ -11,7 +11,7 @@ import time
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
 LINE = re.compile(r"step (\d+): loss ([\d.]+) on (\d+) ranks")
 STEPS, NODES, PER = 400, 2, 2
@@ -86,11 +86,11 @@ def test_training_goes_on_without_the_lost_node(root, tmp_path):
         second = start_node(root, out, logs[1], port, STEPS)
         try:
             wide = lambda: [one for one in lines(*logs) if one[2] == NODES * PER]  # noqa: E731
-            until(lambda: len(wide()) > 12, 120, logs[0])
+            until(lambda: len(wide()) > 12, 240, logs[0])
         finally:
             kill_node(second)
         narrow = lambda: [one for one in lines(logs[0]) if one[2] == PER]  # noqa: E731
-        until(lambda: len(narrow()) > 12, 120, logs[0])
+        until(lambda: len(narrow()) > 12, 240, logs[0])
     finally:
         kill_node(first)
     before, after = wide(), narrow()
