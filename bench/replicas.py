@@ -1,6 +1,6 @@
 """Replicas change nothing, whatever steps the parameters and in whatever precision they travel.
 
-    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--steps 20] [--long 500] [--every 1] [--json] [--document]
+    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--steps 20] [--long 500] [--every 1] [--skip 0] [--json] [--document]
 
 Every case trains with replicas, which change every few steps and are compared bit by bit with their homes before every use, and
 without; then rows and experts that carry their names go round for --long steps under autocast. On NCCL all ranks share one GPU, each
@@ -43,7 +43,7 @@ def run(rank, options, folder):
     store = dist.FileStore(f"{folder}/store", options.ranks)
     limit = timedelta(seconds=120)
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=options.ranks, timeout=limit)
-    cases = all_cases()[:: options.every]
+    cases = all_cases()[options.skip :: options.every]
     with (
         yr.Yard(cluster=cluster_of(options.ranks), scheduler="direct", timeout=60, checked=True) as yard,
         (Path(folder) / f"found{rank}").open("w", buffering=1) as lines,
@@ -135,6 +135,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--long", type=int, default=500, help="steps of the rows that carry names")
     parser.add_argument("--every", type=int, default=1, help="only every n-th case")
+    parser.add_argument("--skip", type=int, default=0, help="not the first n cases: an earlier run had them")
     parser.add_argument("--limit", type=float, default=10800.0, help="seconds for everything")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--document", action="store_true", help="write the table of docs/runtime.md")
