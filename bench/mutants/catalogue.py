@@ -1,0 +1,9 @@
+"""All mutants, by where the defect is."""
+
+from __future__ import annotations
+
+from bench.mutants.planning import PLANNING
+from bench.mutants.running import RUNNING
+from bench.mutants.training import TRAINING
+
+MUTANTS = [*PLANNING, *TRAINING, *RUNNING]
