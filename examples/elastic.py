@@ -2,8 +2,11 @@
 
 On every node, with the same rendezvous:
 
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 5 --rdzv-backend c10d --rdzv-id job --rdzv-endpoint HOST:PORT \
     examples/elastic.py [--out out/elastic] [--steps 40]
+
+The variable has every start use a store of its own; torch 2.13 otherwise keeps one whose keys still name the ranks that are gone.
 
 A node dies: the ranks that are left get a RankLost that names its ranks, and end; torchrun's agents meet again without it and start
 them anew. The batch of a step is the same on any number of ranks, so the losses go on where they were.

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 LINE = re.compile(r"step (\d+): loss ([\d.]+) on (\d+) ranks")
 STEPS, NODES, PER = 400, 2, 2
 # Both must be there before the last call is over, or the second node comes as one that joins a job that runs.
-RDZV = "join_timeout=90,last_call_timeout=12,keep_alive_interval=1,keep_alive_max_attempt=3"
+RDZV = "join_timeout=90,last_call_timeout=30,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 def environment(root):
@@ -25,6 +25,7 @@ def environment(root):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCHELASTIC_LOG_LEVEL": "ERROR",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # as the example says
     }
 
 
@@ -51,6 +52,12 @@ def until(condition, seconds, log):
     while not condition():
         assert time.monotonic() < end, log.read_text()[-3000:]
         time.sleep(0.1)
+
+
+def listens(port):
+    """Does the first node's agent keep the rendezvous? Who comes first does, and it must not be the one that is killed."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def children(pid):
@@ -83,6 +90,7 @@ def test_training_goes_on_without_the_lost_node(root, tmp_path):
     out = tmp_path / "out"
     first = start_node(root, out, logs[0], port, STEPS)  # keeps the rendezvous
     try:
+        until(lambda: listens(port), 120, logs[0])
         second = start_node(root, out, logs[1], port, STEPS)
         try:
             wide = lambda: [one for one in lines(*logs) if one[2] == NODES * PER]  # noqa: E731
