@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.strategies import clusters, jobs, traffics
 
@@ -78,7 +78,15 @@ def test_what_a_rank_sends_is_what_the_others_expect(name, job):
     assert sorted(map(tuple, sent.tolist())) == sorted(map(tuple, received.tolist()))
 
 
+def slow_nic_before_a_wan():
+    """A nic that is narrower than the wan behind it."""
+    ports = Port(1e10, 0.0), Port(1e9, 0.0)
+    cluster = Cluster(2, 1, *ports, datacenters=2, wan=Port(1e9, 1e-6), rails=[[0.5], [1.0]])
+    return cluster, my.Traffic(np.array([[2, 1], [1, 0]]), 1)
+
+
 @every_scheduler
+@example(job=slow_nic_before_a_wan())
 @given(job=jobs())
 def test_no_estimate_beats_the_bound(name, job):
     cluster, traffic = job

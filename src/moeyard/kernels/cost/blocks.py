@@ -178,20 +178,30 @@ def direct_seconds(straight, prices, datacenters, limit):
             rows_RR, via_R, node_R, port_R, len(rate_P), law if attempt == 1 else (0.0, law[1], law[2])
         )
         for p in range(len(rate_P)):
-            most = max(work[0, p], work[1, p])
-            if most > 0:
-                crossing = max(crossing, most * prices.row_bytes / rate_P[p] + prices.lat_out)
+            busy = max(work[0, p], work[1, p])
+            if busy > 0:
+                crossing = max(crossing, busy * prices.row_bytes / rate_P[p] + prices.lat_out)
         if steps[0] + crossing + steps[2] >= limit:
             return np.inf
         own = len(rate_P) == len(rows_RR)
         for r in range(len(rows_RR) if attempt == 0 else 0):
             own &= via_R[r] == r and rate_P[r] == rate_P[0]
         if own and attempt == 0 and limit < np.inf:
-            most = _busiest_work(rows_RR, node_R, work, law) * prices.row_bytes / rate_P[0] + prices.lat_out
-            if steps[0] + most + steps[2] >= limit:
+            least = _busiest_work(rows_RR, node_R, work, law) * prices.row_bytes / rate_P[0] + prices.lat_out
+            if steps[0] + least + steps[2] >= limit:
                 return np.inf
     if datacenters > 1:
-        far = far_rows(far_messages(rows_RR, node_R // prices.nodes_per_dc, datacenters), datacenters, law)
+        dc_R, most = node_R // prices.nodes_per_dc, np.zeros((2, len(rate_P)))
+        far = far_rows(far_messages(rows_RR, dc_R, datacenters), datacenters, law)
         if far > 0.0:
             crossing = max(crossing, far * prices.row_wan + prices.lat_wan)
+        for i in range(len(rows_RR)):  # a nic may be narrower than the wan
+            for j in range(len(rows_RR)):
+                if dc_R[i] != dc_R[j]:
+                    most[0, port_R[i]] += rows_RR[i, j]
+                    most[1, port_R[j]] += rows_RR[i, j]
+        for p in range(len(rate_P)):
+            rows = max(most[0, p], most[1, p])
+            if rows > 0.0:
+                crossing = max(crossing, rows * prices.row_bytes / rate_P[p] + prices.lat_wan)
     return steps[0] + max(steps[1], crossing) + steps[2]

@@ -72,10 +72,9 @@ def _share(far, datacenters, law):
         for p in range(2 * D):
             if wide[p] > 0.5:
                 level = min(level, spare[p] / wide[p])
-        level *= 1.0 + SAME
         tight = np.zeros(2 * D, np.bool_)
         for p in range(2 * D):
-            tight[p] = wide[p] > 0.5 and spare[p] <= level * wide[p]
+            tight[p] = wide[p] > 0.5 and spare[p] <= level * (1.0 + SAME) * wide[p]
         for c in range(D * D):
             a, b = c // D, D + c % D
             if far.flows_C[c] > 0.0 and far.rate_C[c] < 0.0 and (tight[a] or tight[b]):
