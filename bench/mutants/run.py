@@ -100,9 +100,10 @@ def _become(tests: Sequence[str], tree: Path, answer: Path, log: Path) -> None:
         import pytest
 
         listener = _Listener()
-        pytest.main(
-            [*tests, "-q", "-x" if len(tests) == 1 else "-q", "-p", "no:cacheprovider"], plugins=[listener]
-        )
+        # Kernels run as plain Python: a hash of 64 bits that wraps round is no flaw.
+        wraps = ["-W", "ignore:overflow encountered:RuntimeWarning"]
+        flags = ["-q", "-x" if len(tests) == 1 else "-q", "-p", "no:cacheprovider", *wraps]
+        pytest.main([*tests, *flags], plugins=[listener])
         answer.write_text(json.dumps(listener.reports), encoding="utf-8")
         status = 0
     except BaseException:
