@@ -84,14 +84,15 @@ def test_a_message_is_measured_from_both_ends_on_one_clock():
     class PlanOf:
         schedule, traffic = made, made.traffic
 
-    marks = [[(0, 1, 5, True, 10.0, 10.9)], [(0, 0, 5, False, 30.5, 31.0)]]  # rank 1's clock is 20 s ahead
+    # The clocks are 3 and 20 s ahead: posted at 10.75 and 10.5, there at 11.0.
+    marks = [[(0, 1, 5, True, 13.75, 13.9)], [(0, 0, 5, False, 30.5, 31.0)]]
     found = measured_timeline(
-        cluster, Flown(PlanOf(), False, 10.0, 11.0, []), marks, np.array([0.0, 20.0]), Network.CLUSTER
+        cluster, Flown(PlanOf(), False, 10.0, 11.0, []), marks, np.array([3.0, 20.0]), Network.CLUSTER
     )
     assert found.provenance == Provenance.measured(Network.CLUSTER)
     assert found.messages.tolist() == [(0, 0, 1, 5)]
-    assert found.start_M.tolist() == [0.0]  # posted at 10.0 and 10.5
-    assert np.isclose(found.makespan, 0.5)
+    assert found.start_M.tolist() == [0.0]
+    assert np.isclose(found.makespan, 0.25)
 
 
 @pytest.mark.parametrize(

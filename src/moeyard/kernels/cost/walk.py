@@ -18,7 +18,7 @@ from moeyard.kernels.cost.share import Shared, share_all_from
 from moeyard.kernels.cost.wire import DST, ENTERS, LANE, LEAVES, SRC, few_rows, lane_wire, stage_seconds
 
 WIDE = 16  # nodes up to which every rank may keep a time of its own
-MANY = 4096  # messages above which that is left out where `fine` is not asked for
+MANY = 8192  # messages above which that is left out where `fine` is not asked for
 APART = 0.02  # starts that differ by more than this of the longest message are followed one by one
 
 
