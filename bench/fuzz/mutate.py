@@ -54,6 +54,8 @@ def mutate(name: str, content: bytes, other: bytes, chance: Random, trap: str) -
         kinds = [damage] + [archive] * 6
     elif name.endswith(".npy"):
         kinds += [lambda c, o, r, t: array(c, r, t)] * 5
+    elif name.endswith(".pt"):
+        kinds += [pickled] * 6
     elif name.endswith(".safetensors"):
         kinds += [tensors] * 5
     return chance.choice(kinds)(content, other, chance, trap)
@@ -183,6 +185,36 @@ def changed(value, chance: Random):
         else:
             holder[key] = chance.choice(ODD)
     return value
+
+
+def pickled(content: bytes, other: bytes, chance: Random, trap: str) -> bytes:
+    """A file of torch.save with its pickle damaged, or a trap for one, or a member that is not what it was."""
+    with zipfile.ZipFile(io.BytesIO(content)) as source:
+        members = {item.filename: source.read(item) for item in source.infolist()}
+    program = next(name for name in members if name.endswith("data.pkl"))
+    what = chance.randrange(6)
+    if what == 0:
+        members[program] = pickle.dumps({"logical_count": Trap(trap)}, chance.choice([0, 2, 4, 5]))
+    elif what == 1:
+        members[program] = members[program].replace(
+            b"_rebuild_tensor_v2", chance.choice([b"eval", b"_rebuild_x"])
+        )
+    elif what == 2:
+        huge = chance.choice(
+            [b"r\xff\xff\xff\x7f", b"\x96" + struct.pack("<Q", 1 << 36), b"\x8b\xff\xff\xff\x7f"]
+        )
+        at = chance.randrange(2, len(members[program]))
+        members[program] = members[program][:at] + huge + members[program][at:]
+    else:
+        name = program if what < 5 else chance.choice(list(members))
+        members[name] = damage(members[name], members[name], chance)
+    out = io.BytesIO()
+    with zipfile.ZipFile(
+        out, "w", chance.choice([zipfile.ZIP_STORED] * 4 + [zipfile.ZIP_DEFLATED])
+    ) as target:
+        for name, inner in members.items():
+            target.writestr(name, inner)
+    return out.getvalue()
 
 
 def archive(content: bytes, other: bytes, chance: Random, trap: str) -> bytes:

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 import moeyard as my
+from bench import samples
+from moeyard.fold import fold
 from moeyard.formats import arrays, clusters, models, placements, schedules, timelines
+from moeyard.formats.traces import find_trace
 from moeyard.report.run import load_run
 from moeyard.report.write import page_of_run
 
@@ -65,6 +68,17 @@ def make_traces(folder: Path) -> list[Path]:
     counts = np.random.default_rng(0).integers(0, 9, (3, 2, 4, 8))
     my.save_trace(my.Trace(counts, [1, 2, 5], {"model": "x", "list": [1, {"a": None}]}), folder / "t.npz")
     return [folder / "t.npz", *stored("trace.npz")(folder)]
+
+
+def make_recorded(folder: Path) -> list[Path]:
+    found = [folder / path.name for path in sorted(samples.FOLDER.iterdir())]
+    for path in found:
+        shutil.copy(samples.FOLDER / path.name, path)
+    return found
+
+
+def read_recorded(path: Path) -> None:
+    fold(find_trace(str(path)), 3).demand(0, 0)
 
 
 def make_timelines(folder: Path) -> list[Path]:
@@ -221,6 +235,7 @@ READERS = {
         Reader("traffic", make_matrices, arrays.load_traffic),
         Reader("demand", make_matrices, arrays.load_demand),
         Reader("traces", make_traces, read_trace),
+        Reader("recorded", make_recorded, read_recorded),
         Reader("placements", stored("placement.json"), placements.load_placement),
         Reader("schedules", stored("schedule.json"), schedules.load_schedule),
         Reader("timelines", make_timelines, read_timeline),

@@ -8,7 +8,18 @@ import sys
 
 import pytest
 
-CORE = ("clusters", "traffic", "demand", "traces", "placements", "schedules", "timelines", "models", "runs")
+CORE = (
+    "clusters",
+    "traffic",
+    "demand",
+    "traces",
+    "recorded",
+    "placements",
+    "schedules",
+    "timelines",
+    "models",
+    "runs",
+)
 
 
 def fuzz(root, count, *readers):
