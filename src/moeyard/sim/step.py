@@ -137,14 +137,44 @@ def simulate_step(
                 scheduler=scheduler,
                 compression=compression,
             )
+    return run_step(
+        cluster,
+        model,
+        [known[id(p), id(a)] for p, a in layers],
+        [a.rows_R for _, a in layers],
+        overlap=overlap,
+        pipelined=pipelined,
+        backward=backward,
+        micro_batches=micro_batches,
+        ahead=ahead,
+        planning=planning,
+        plan_ahead=plan_ahead,
+    )
+
+
+def run_step(
+    cluster: Cluster,
+    model: ModelSpec,
+    times: Sequence[LayerTimes],
+    rows: Sequence[IntArray],
+    *,
+    overlap: bool = True,
+    pipelined: bool = False,
+    backward: bool = True,
+    micro_batches: int = 1,
+    ahead: int | None = 1,
+    planning: float = 0.0,
+    plan_ahead: bool = True,
+) -> StepTimeline:
+    """A step whose exchange times and rows per rank are known, one of each per layer; options as of `simulate_step`."""
     step = _Step(
         cluster=cluster,
         model=model,
-        times=[known[id(p), id(a)] for p, a in layers],
-        rows=[a.rows_R for _, a in layers],
+        times=list(times),
+        rows=list(rows),
         overlap=overlap,
         pipelined=pipelined and overlap,
-        ahead=len(layers) if ahead is None else ahead,
+        ahead=len(times) if ahead is None else ahead,
         planning=planning,
         plan_ahead=plan_ahead,
     )
