@@ -72,7 +72,8 @@ def checks(rank, world):
         found["old"] = said(yard.check_replicas)
         with torch.no_grad():
             layer.down.copy_(before)
-        replica = yard.workspace.held.weights[0][0 if rank == 1 else 1]  # on rank 1 expert 0, away from home
+        (held,) = yard.workspace.held.values()
+        replica = held.weights[0][0 if rank == 1 else 1]  # on rank 1 expert 0, away from home
         flipped = replica.view(torch.int32)[0, :1]
         flipped ^= rank  # one bit, on rank 1 alone
         found["one bit"] = said(yard.check_replicas)
@@ -84,7 +85,7 @@ def checks(rank, world):
             layer(rows_of(rank))
         found["without gradients"] = said(yard.check_replicas)
         layer(rows_of(rank))
-        held, yard.workspace.held = yard.workspace.held, yard.workspace.held if rank == 0 else None
+        held, yard.workspace.held = yard.workspace.held, yard.workspace.held if rank == 0 else {}
         found["one rank alone"] = said(yard.check_replicas)
         yard.workspace.held = held
         layer.requires_grad_(rank == 0)
@@ -100,17 +101,14 @@ def stale(rank, world):
     """A gather that is left out is noticed before its copies are used."""
     with yard_of(world, checked=True, **training.REPLICAS) as yard:
         layer = layer_of(yard)
-        fill = yard.workspace
         layer(rows_of(rank)).sum().backward()
         hosted = []
         took = yr.layers.replicas.Hosted._fill
 
-        def once(self):
+        def once(self, carry):
             if not hosted:
-                took(self)
+                took(self, carry)
                 hosted.append(self)
-                return
-            self.weights, self.turn = hosted[0].weights, fill.filled
 
         yr.layers.replicas.Hosted._fill = once
         try:

@@ -84,10 +84,10 @@ def test_a_workspace_grows_and_numbers_its_fillings():
     first = workspace.next_turn()
     assert workspace.take("w", (3, 2), torch.float32, cpu).data_ptr() == small.data_ptr()
     workspace.take("w", (20, 3), torch.float32, cpu)
-    assert workspace.filled == first  # a buffer grows on one rank and not on another: no reason to gather
+    assert workspace.turn == first  # a buffer grows on one rank and not on another: no reason to gather
     assert workspace.held_bytes == 240
     workspace.clear()
-    assert workspace.filled != first
+    assert workspace.turn != first
     assert workspace.next_turn() != first
 
 

@@ -16,7 +16,9 @@ from moeyard.version import __version__
 @dataclass(frozen=True)
 class Options:
     """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
-    None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none."""
+    None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none. ahead:
+    replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
+    tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -25,16 +27,25 @@ class Options:
     model: ModelSpec | None = None
     transport: str | None = None
     checked: bool = False
+    ahead: bool = True
+    resident: bool = True
+    chunks: int | str = 1
+
+    @property
+    def plans_ahead(self) -> bool:
+        return self.ahead and self.planner != "static"
 
     def __post_init__(self) -> None:
         check_choices(self.scheduler, self.planner, self.policy)
+        if self.chunks not in (1, 2, "auto"):
+            raise UnknownName.of("chunks", str(self.chunks), ("1", "2", "auto"))
 
     def digest(self, cluster: Cluster | None) -> int:
         """What ranks compare: the version, the cluster and all of this."""
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
-            self.checked,
+            self.checked, self.ahead, self.resident, self.chunks,
         )  # fmt: skip
 
 
@@ -53,4 +64,6 @@ def in_force(options: Options) -> Options:
     """The options as given, or what MOEYARD=off leaves of them: a user's first question when something looks odd."""
     if not switched_off():
         return options
-    return replace(options, scheduler="direct", planner="static", slots=None, transport="collective")
+    return replace(
+        options, scheduler="direct", planner="static", slots=None, transport="collective", chunks=1
+    )

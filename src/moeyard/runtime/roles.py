@@ -16,12 +16,15 @@ import torch
 
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
+from moeyard.runtime.agree.ahead import Forecasts
 from moeyard.runtime.agree.control import Control
+from moeyard.runtime.agree.copies import Held
 from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.options import Options
 from moeyard.runtime.transport.api import Pending, Transport
+from moeyard.runtime.transport.behind import Behind
 from moeyard.runtime.transport.buffers import Workspace
 from moeyard.traffic import Traffic
 
@@ -52,6 +55,7 @@ class Crew(Member, Protocol):
         grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
+        ahead: int = 0,
     ) -> IntArray: ...
 
     def plan(self, traffic: Traffic, also: int = 0) -> Plan: ...
@@ -88,7 +92,13 @@ class Hosts(Crew, Protocol):
     def accelerator(self) -> Accelerator | None: ...
     @property
     def checked(self) -> bool: ...
-    def check_replicas(self) -> int: ...
+    def check_replicas(self, only: Held | None = None) -> int: ...
+    @property
+    def behind(self) -> Behind: ...
+    @property
+    def forecasts(self) -> Forecasts: ...
+    @property
+    def closed(self) -> bool: ...
 
 
 class Company(Member, Protocol):

@@ -29,20 +29,21 @@ from moeyard.errors import InvalidCluster
 from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.agreement import Agreement
+from moeyard.runtime.agree.ahead import Forecasts
 from moeyard.runtime.agree.control import Control
-from moeyard.runtime.agree.copies import compare_copies
+from moeyard.runtime.agree.copies import Held, compare_copies
 from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
 from moeyard.runtime.faults.client import own_client
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
-from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.faults.guard import Guard
 from moeyard.runtime.faults.hear import Meeting, find_dead
 from moeyard.runtime.faults.rails import without
 from moeyard.runtime.options import OFF, Options, in_force, switched_off
 from moeyard.runtime.roles import Accelerator
-from moeyard.runtime.transport.api import Deck, Observer, Pending
+from moeyard.runtime.transport.api import Deck, Observer, Pending, Transport
+from moeyard.runtime.transport.behind import behind_of
 from moeyard.runtime.transport.both_ways import compare_both_ways, some_traffic
 from moeyard.runtime.transport.buffers import Workspace
 from moeyard.runtime.transport.channels import Channels
@@ -68,7 +69,10 @@ class Yard:
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
-    out plans. checked: replicas are compared with their homes before every use, for those who look for a fault.
+    out plans. ahead: replicas are planned from the counts of the calls before and gathered while the layer before
+    computes, their gradients reduced behind the backward pass; False: on this very call's counts, on the spot. resident:
+    each layer has memory of its own for replicas; False: all layers share room for two. chunks: 2 sends one half of the
+    tokens while the experts compute the other, "auto" where `model` says that it pays. checked: replicas are compared with their homes before every use, for those who look for a fault.
     observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
     finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
@@ -84,8 +88,10 @@ class Yard:
         "_watcher",
         "accelerator",
         "agreement",
+        "behind",
         "device",
         "floors",
+        "forecasts",
         "generation",
         "groups",
         "guard",
@@ -112,13 +118,18 @@ class Yard:
         timeout: float = 300.0,
         transport: str | None = None,
         checked: bool = False,
+        ahead: bool = True,
+        resident: bool = True,
+        chunks: int | str = 1,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         global _count
         _count += 1
-        self.options = in_force(Options(scheduler, planner, slots, policy, model, transport, checked))
+        self.options = in_force(
+            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks)
+        )
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         given = load_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -135,7 +146,7 @@ class Yard:
         if switched_off() and dist.get_rank() == 0:
             print(OFF, file=sys.stderr, flush=True)
         self.generation = 0  # grows with every recovery, when all groups are new
-        self.workspace = Workspace()
+        self.workspace = Workspace(resident)
         self._open()
 
     def _open(self) -> None:
@@ -149,16 +160,29 @@ class Yard:
         dense = Control(self.dense_control, fellow, self.guard.lost)
         self.floors = Floors(dense, self.guard, lambda: self.groups.background)
         self.agreement = Agreement(control, self.guard, self.rank, self._watcher)
+        self.forecasts = Forecasts(self._watcher)
         self._plan_for(self.cluster)
         self.transport = self._transport_of(self._deck(self._observer, self._watcher))
         if self.device.type == "cuda":
             self.guard.keep_vigil(self.groups.abort)
         self.guard.watched("warming groups", lambda: self.channels.warm(self.device, self.guard.note))
+        self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
 
     def _deck(self, observer: Observer | None = None, watcher: Watcher | None = None) -> Deck:
         return Deck(self.rank, self.device, self._group, self.channels, self.guard, observer, watcher)
 
+    def _apart(self) -> Transport:
+        """On communicators of its own, for what runs behind the rows on a device."""
+        channels = self.guard.watched("making groups", lambda: self.groups.behind)
+        self.guard.watched("warming groups", lambda: channels.warm(self.device, self.guard.note))
+        return self._transport_of(replace(self._deck(self._observer), channels=channels))
+
+    def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
+        self.exchange(plan, backward, output, source)
+
     def _plan_for(self, cluster: Cluster) -> None:
+        self.forecasts.forget()
+        self.workspace.begun = None
         self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
 
     # what roles ask for
@@ -210,21 +234,9 @@ class Yard:
 
     # plans and exchanges
 
-    def agree(
-        self,
-        kind: str,
-        payload: Any,
-        *,
-        row_bytes: int = 0,
-        dtype: int = 0,
-        grad: int = 0,
-        site: int = 0,
-        flaw: Flaw | None = None,
-    ) -> IntArray:
-        """One small gather: [rank, value], or Mismatch on every rank."""
-        return self.agreement.agree(
-            kind, payload, row_bytes=row_bytes, dtype=dtype, grad=grad, site=site, flaw=flaw
-        )
+    def agree(self, kind: str, payload: Any, **about: Any) -> IntArray:
+        """One small gather: [rank, value], or Mismatch on every rank. about: see `Agreement.agree`."""
+        return self.agreement.agree(kind, payload, **about)
 
     def plan(self, traffic: Traffic, also: int = 0) -> Plan:
         """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
@@ -238,7 +250,7 @@ class Yard:
         self._check_device(source)
         self.guard.where.enter("an exchange")
         try:
-            return self.transport.start(plan, backward, output, source, agreed)
+            return self.behind.passing(self.transport.start(plan, backward, output, source, agreed))
         finally:
             self.guard.where.go()
 
@@ -252,7 +264,8 @@ class Yard:
         self._check_device(source)
         self.guard.where.enter("an exchange")
         try:
-            self.transport.exchange(plan, backward, output, source, agreed)
+            with self.behind.rows():
+                self.transport.exchange(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 
@@ -264,18 +277,22 @@ class Yard:
                 [self.ranks[self.rank]],
             )
 
-    def check_replicas(self) -> int:
+    def check_replicas(self, only: Held | None = None) -> int:
         """How many copies of experts, on all ranks, hold bit by bit what their homes would send now; Mismatch, naming the layer,
         the expert and the ranks, on every rank if one does not. Every rank calls this at the same point, at any point: replicas
-        in use are those gathered since whose gradients have not been reduced."""
-        return compare_copies(self.agreement, self.workspace.held, self.workspace.filled)
+        in use are those gathered since whose gradients have not been reduced. only: one layer's."""
+        held = list(self.workspace.held.values()) if only is None else [only]
+        return compare_copies(self.agreement, held, self.workspace.turn)
 
     # changes, by all ranks between the same two exchanges
 
     def choose(self, **changes: Any) -> None:
         """Plan with another scheduler, planner, slots, policy or model, or `checked`, from now on. Every rank calls this."""
         self.options = in_force(replace(self.options, **changes))
+        self.workspace.resident = self.options.resident
         self._plan_for(self.cluster)
+        self.behind.close()
+        self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
 
     def mark_dead(self, node: int, rail: int) -> None:
         """Plan around a dead nic from now on. Every rank of the yard calls this between the same two exchanges."""
@@ -293,6 +310,7 @@ class Yard:
             raise InvalidCluster(f"the yard's groups are for (nodes, ranks, nics) {shape}; make a new Yard")
         self.world = self.world.but({**self.world.families, self.ranks: cluster})
         self.channels.retarget(cluster)
+        self.groups.retarget_behind(cluster)
         self._plan_for(cluster)
 
     # faults
@@ -356,6 +374,8 @@ class Yard:
 
     def _shut(self) -> None:
         self.guard.close()
+        self.forecasts.close()
+        self.behind.close()
         self.transport.close()
         self.workspace.clear()
         self.plans.clear()

@@ -27,7 +27,8 @@ class StepLog:
     """
 
     def __init__(self) -> None:
-        self.flown: list[Flown] = []
+        self.flown: list[Flown] = []  # exchanges of rows
+        self.behind: list[Flown] = []  # of experts and their gradients, behind the rest
         self.spans: list[tuple[str, float, float]] = []  # kind, begin, end; for the picture of a step
         self.plan_s = self.wait_s = 0.0
         self._agreed: float | None = None
@@ -44,10 +45,11 @@ class StepLog:
         self.spans.append(("plan", began, ended))
 
     def exchanged(self, flown: Flown) -> None:
-        self.flown.append(flown)
+        (self.behind if flown.behind else self.flown).append(flown)
 
     def clear(self) -> None:
         self.flown.clear()
+        self.behind.clear()
         self.spans.clear()
         self.plan_s = self.wait_s = 0.0
 

@@ -42,13 +42,16 @@ class Agreement:
         grad: int = 0,
         site: int = 0,
         flaw: Flaw | None = None,
+        ahead: int = 0,
     ) -> IntArray:
-        """One small gather: [rank, value], or Mismatch on every rank."""
+        """One small gather: [rank, value], or Mismatch on every rank. ahead: a digest of plans made beside the calls, to be compared too."""
         began = time.monotonic()
         self._guard.check_open()
         where = self._guard.where
         where.call += 1
         where.enter(kind)
+        if ahead:
+            self._history = small_digest(self._history, ahead)
         frame = Frame(kind, where.call, self._digest, self._history, row_bytes, dtype, int(grad), site, flaw)
         try:
             values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
@@ -73,9 +76,14 @@ class Agreement:
         return plan
 
     def _make(self, traffic: Traffic, also: int) -> Plan:
-        made = schedule(self._cluster, traffic, self._scheduler)
-        plan = Plan(made, self._rank, plan_digest(made))
+        plan = make_plan(self._cluster, traffic, self._scheduler, self._rank)
         finish = self.control.agree_digest(small_digest(plan.digest, also))
         _ = plan.forward  # lowered while the digests travel
         finish()
         return plan
+
+
+def make_plan(cluster: Cluster, traffic: Traffic, scheduler: str, rank: int) -> Plan:
+    """A plan as this rank makes it; others' are to be compared."""
+    made = schedule(cluster, traffic, scheduler)
+    return Plan(made, rank, plan_digest(made))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,18 +18,20 @@ class Held(Protocol):
 
     name: str
     placement: Placement
+    slot: str
+    turn: int
 
     def digests(self) -> tuple[IntArray, IntArray]:
         """int64 [E] each: of the masters at home here, cast as replicas are; of all that is hosted here. Zero elsewhere."""
         ...
 
 
-def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
+def compare_copies(agreement: Agreement, held: Sequence[Held], turn: int) -> int:
     """How many copies, of all ranks, are bit by bit their homes' masters; Mismatch on every rank if one is not.
 
-    turn: the number of the gather that `held` comes from.
+    turn: the number of the latest gather.
     """
-    says = agreement.agree("replicas", [turn, held is not None])
+    says = agreement.agree("replicas", [turn, len(held)])
     if (says != says[0]).any():
         other = int(np.flatnonzero((says != says[0]).any(axis=1))[0])
         raise Mismatch(
@@ -36,8 +39,10 @@ def compare_copies(agreement: Agreement, held: Held | None, turn: int) -> int:
             f"{says[0, 1]} and {says[other, 1]} layers' now; every rank must make the same calls in the same order",
             (agreement.control.ranks[0], agreement.control.ranks[other]),
         )
-    if held is None:
-        return 0
+    return sum(_compare(agreement, one) for one in held)
+
+
+def _compare(agreement: Agreement, held: Held) -> int:
     home_E, hosts_ER = held.placement.home_E, held.placement.hosts_ER
     digests = agreement.control.gather(np.concatenate(held.digests())).T  # [2 E, R]
     masters, hosted = np.split(digests, 2)

@@ -26,6 +26,7 @@ class Flown(NamedTuple):
     began: float
     ended: float
     marks: list[Mark]  # none where torch's own all-to-all carried the rows
+    behind: bool = False  # the training: an expert on its way to a host, or its gradient on the way home
 
 
 class Watcher(Protocol):

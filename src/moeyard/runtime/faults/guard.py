@@ -44,6 +44,7 @@ class Whereabouts:
     met: int = 0
     call: int = 0
     tag: int = 0
+    behind: int = 0  # exchanges behind the training, of this rank; no part of a roll call
     state: str = IDLE
     since: float = field(default_factory=time.monotonic)
 

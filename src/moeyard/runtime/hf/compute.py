@@ -7,7 +7,7 @@ class by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch import nn
 from moeyard.errors import InvalidModel
 from moeyard.runtime.block import grouped_experts, grouped_linear
 from moeyard.runtime.block.compiled import outside_graphs
-from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.ahead import Layer
+from moeyard.runtime.layers.chunks import through_experts
+from moeyard.runtime.layers.dispatch import Route
 from moeyard.runtime.layers.precision import travel_dtype
-from moeyard.runtime.layers.replicas import Hosted, computed, gather_experts, read_again, trains
+from moeyard.runtime.layers.replicas import Hosted, read_again
 from moeyard.runtime.layers.share import Share, tell
 from moeyard.runtime.roles import Hosts
 
@@ -135,26 +137,27 @@ def through(
     stacks = [getattr(module, name) for name in names]
     dtype = travel_dtype(x_TD)
     index = index.reshape(len(x_TD), -1)
-    rows, route = dispatch(
+
+    def compute(
+        rows: torch.Tensor, route: Route, gathered: Sequence[torch.Tensor], hosted: Hosted | None
+    ) -> torch.Tensor:
+        count = sum(route.counts)
+        if yard.accelerator is not None:
+            rows = yard.accelerator.start(rows, count)
+        rows = expert(rows, By(route, dict(zip(names, gathered, strict=True)), hosted))
+        return rows if yard.accelerator is None else yard.accelerator.finish(rows, count)
+
+    return through_experts(
+        yard,
+        Layer(module.expert_site, module.expert_name, stacks, dtype),
         x_TD.to(dtype),
         index,
-        yard,
-        share.num_experts,
-        home_E=share.home_E,
-        site=module.expert_site,
-        trains=trains(stacks),
+        None if weights is None else weights.reshape(index.shape),
+        share.home_E,
+        compute,
+        out=x_TD.dtype,
+        told=lambda demand: tell(module, demand),
     )
-    tell(module, route.demand)
-    gathered, hosted = gather_experts(yard, route.placement, stacks, dtype, name=module.expert_name)
-    if yard.accelerator is not None:
-        rows = yard.accelerator.start(rows, sum(route.counts))
-    rows = expert(rows, By(route, dict(zip(names, gathered, strict=True)), hosted))
-    computed(hosted)
-    if yard.accelerator is not None:
-        rows = yard.accelerator.finish(rows, sum(route.counts))
-    if weights is not None:
-        weights = weights.reshape(route.tokens, route.top_k)
-    return combine(rows, route, weights, x_TD.dtype)
 
 
 def register() -> None:

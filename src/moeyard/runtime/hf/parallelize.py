@@ -14,10 +14,12 @@ from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
 from moeyard.planners.static import static_homes
+from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.hf.compute import NAME, on_interface, register
 from moeyard.runtime.hf.find import find
 from moeyard.runtime.hf.places import Place
 from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
+from moeyard.runtime.layers.ahead import begin_forward
 from moeyard.runtime.layers.gradients import expert_parameters
 from moeyard.runtime.layers.share import Share, expert_modules
 from moeyard.runtime.roles import Base
@@ -42,12 +44,28 @@ def parallelize(model: Any, yard: Base, *, homes: Homes = None) -> Any:
         place.module.expert_site, place.module.expert_name = number, place.name
     _choose(model, [place.module for place in places if on_interface(place.module)])
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
+    model.register_forward_pre_hook(BeginForward(yard))
     model.register_forward_hook(WholeBatchRouterLoss(yard), with_kwargs=True)
     if hasattr(model, "generate"):
         model.generate = MethodType(_generate, model)
     if hasattr(model, "save_pretrained"):
         model.save_pretrained = MethodType(_refuse_to_save, model)
     return model
+
+
+class BeginForward:
+    """A hook before the whole model's forward: the first layer's replicas may leave."""
+
+    def __init__(self, yard: Base) -> None:
+        self.yard = yard
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        _begin(self.yard)
+
+
+@outside_graphs
+def _begin(yard: Base) -> None:
+    begin_forward(yard)
 
 
 def _generate(self: Any, *args: Any, synced_gpus: bool | None = None, **kwargs: Any) -> Any:

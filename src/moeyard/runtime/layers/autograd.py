@@ -44,6 +44,75 @@ def send_rows(
     return Exchange.apply(rows, plan, yard, backward, agreed)  # type: ignore[no-untyped-call,no-any-return]
 
 
+class Travel:
+    """An exchange each way: started, and waited for later."""
+
+    def __init__(self, plan: Plan, yard: Crew, backward: bool) -> None:
+        self.plan, self.yard, self.backward = plan, yard, backward
+        self._under_way: Pending | None = None
+        self._source: torch.Tensor | None = None
+        self.grad: torch.Tensor | None = None  # on its way back
+
+    def start(self, rows: torch.Tensor, backward: bool) -> torch.Tensor:
+        """What will have arrived after `wait`."""
+        plan = self.plan
+        arriving = sum(plan.input_splits if backward else plan.output_splits)
+        output = rows.new_empty((arriving, *rows.shape[1:]))
+        self._source = rows.contiguous()
+        self._under_way = self.yard.start(plan, backward, output, self._source)
+        return output
+
+    def wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.wait()
+        self._under_way = self._source = None
+
+
+class Start(torch.autograd.Function):
+    """Rows leave; nobody reads what comes out before `Wait`. Backwards their gradients have to be here."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, travel: Travel) -> torch.Tensor:
+        ctx.travel = travel
+        return travel.start(rows, travel.backward)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        travel = ctx.travel
+        travel.wait()
+        arrived, travel.grad = travel.grad, None
+        return arrived, None
+
+
+class Wait(torch.autograd.Function):
+    """Rows are here. Backwards their gradients leave, and what lies between the two in the forward runs meanwhile: autograd takes it
+    before the `Start`, which was made earlier."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, travel: Travel) -> torch.Tensor:
+        ctx.travel = travel
+        travel.wait()
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.travel.grad = ctx.travel.start(grads[0], not ctx.travel.backward)
+        return grads[
+            0
+        ], None  # the `Start` gives out what arrives; autograd wants something of this shape here
+
+
+class Leaving:
+    """Rows on their way; `arrived()` gives them. Differentiable; gradients travel the same way back, and as far behind."""
+
+    def __init__(self, rows: torch.Tensor, plan: Plan, yard: Crew, backward: bool = False) -> None:
+        self._travel = Travel(plan, yard, backward)
+        self._output: torch.Tensor = Start.apply(rows, self._travel)  # type: ignore[no-untyped-call]
+
+    def arrived(self) -> torch.Tensor:
+        return Wait.apply(self._output, self._travel)  # type: ignore[no-untyped-call,no-any-return]
+
+
 class ExchangeInto(torch.autograd.Function):
     """The same into a tensor that the caller gives."""
 

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from moeyard.assignment import Assignment
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand
 from moeyard.placement import Placement
-from moeyard.planners import place
 from moeyard.planners.static import static_homes
 from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.digests import small_digest
@@ -30,8 +30,10 @@ from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.layers.ahead import Call, Layer, choose_placement
 from moeyard.runtime.layers.autograd import send_rows
 from moeyard.runtime.layers.device import to_device, to_host
+from moeyard.runtime.layers.replicas import Ahead
 from moeyard.runtime.roles import Hosts
 
 
@@ -51,6 +53,7 @@ class Route:
     ends: torch.Tensor = field(repr=False)  # int32 on the device: where each expert's rows end
     wire: Routing = field(repr=False)  # the rows as they are sent
     grouped: Order | None = field(repr=False)  # from arriving rows to rows by expert; None: they arrive so
+    begun: Ahead | None = field(default=None, repr=False)  # the gather of its experts, under way
 
 
 class Order(NamedTuple):
@@ -140,37 +143,82 @@ def dispatch(
     placement: Placement | None = None,
     site: int = 0,
     trains: bool = False,
+    layer: Layer | None = None,
 ) -> tuple[torch.Tensor, Route]:
     """The rows that this rank's hosted experts must compute, and the route back.
 
     top_k_index[T, K]: the experts that each token chose. Homes: `home_E`, or spread evenly. Hosts: `placement`, or the
     yard's planner on the demand of this very call (a pure function of it, so a recomputed forward plans the same). `site`: a
     number of the layer; ranks that are in different layers are then told so. `trains`: the experts' parameters want gradients, so
-    that a rank whose own are frozen is told so, and not waited for.
+    that a rank whose own are frozen is told so, and not waited for. `layer`: instead of both, what its replicas are made of, for
+    a yard that plans ahead.
     """
-    tokens, top_k = top_k_index.shape
-    chosen = top_k_index.reshape(-1)
+    if layer is None:
+        layer = Layer(site, "a layer", (), x_TD.dtype, trains)
+    (route,) = plan_dispatch(x_TD, top_k_index, yard, num_experts, layer, home_E=home_E, placement=placement)
+    rows = Spread.apply(x_TD, route.wire)  # type: ignore[no-untyped-call]
+    arrived = send_rows(rows, route.plan, yard, agreed=True)
+    return permute(arrived, route.grouped), route
+
+
+def plan_dispatch(
+    x_TD: torch.Tensor,
+    top_k_index: torch.Tensor,
+    yard: Hosts,
+    num_experts: int,
+    layer: Layer,
+    *,
+    home_E: IntArray | None = None,
+    placement: Placement | None = None,
+    chunks: int = 1,
+    choose: Callable[[Demand, Assignment, Placement], int] | None = None,
+) -> list[Route]:
+    """Routes of the tokens in `chunks` parts, one after another, from one agreement. choose: how many it is to be, 1 or `chunks`, from
+    what all ranks know."""
     if home_E is None:
         home_E = static_homes(num_experts, yard.size) if placement is None else placement.home_E
-    counts_E, order, flaw = _count(chosen, num_experts)
+    call = None
+    if layer.stacks and placement is None and yard.options.plans_ahead:
+        call = Call(yard, layer, home_E)
+    stale, ahead = (0, 0) if call is None else call.opened()
+    parts = [_count(one.reshape(-1), num_experts) for one in top_k_index.tensor_split(chunks)]
     values = yard.agree(
         "dispatch",
-        counts_E,
+        np.concatenate([*(part.rows_E for part in parts), [stale]]),
         row_bytes=x_TD.shape[1] * x_TD.element_size(),
         dtype=dtype_code(x_TD.dtype),
-        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * trains),
-        site=site,
-        flaw=flaw,
+        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains),
+        site=layer.site,
+        flaw=next((part.flaw for part in parts if part.flaw is not None), None),
+        ahead=ahead,
     )
-    demand = Demand(values)
-    hosts = placement or choose_placement(yard, demand, home_E)
-    served = assign(yard.cluster, demand, hosts, yard.options.policy, model=yard.options.model)
-    digest = small_digest(hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows)
-    plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
-    route = _route(yard, hosts, served, demand, plan, order, (tokens, top_k), x_TD.device)
-    rows = Spread.apply(x_TD, route.wire)  # type: ignore[no-untyped-call]
-    arrived = send_rows(rows, plan, yard, agreed=True)
-    return permute(arrived, route.grouped), route
+    rows_CRE = values[:, :-1].reshape(yard.size, chunks, num_experts).transpose(1, 0, 2)
+    demand, begun = Demand(rows_CRE.sum(axis=0)), None
+    if call is not None:
+        hosts, begun = call.hosts(demand, bool(values[:, -1].any()))
+    else:
+        hosts = placement or choose_placement(yard.cluster, yard.options, demand, home_E)
+    options = yard.options
+    if chunks > 1:
+        whole = assign(yard.cluster, demand, hosts, options.policy, model=options.model)
+        if choose is not None and choose(demand, whole, hosts) == 1:
+            parts = [_count(top_k_index.reshape(-1), num_experts)]
+            rows_CRE = demand.rows[None]
+    routes = []
+    pieces = zip(parts, rows_CRE, top_k_index.tensor_split(len(parts)), strict=True)
+    for part, rows_RE, index in pieces:
+        demanded = demand if len(parts) == 1 else Demand(np.ascontiguousarray(rows_RE))
+        served = assign(yard.cluster, demanded, hosts, options.policy, model=options.model)
+        digest = small_digest(
+            hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
+        )
+        plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
+        routes.append(
+            _route(yard, hosts, served, demanded, plan, part.order, (len(index), index.shape[1]), x_TD.device)
+        )
+    if call is not None:
+        begun = call.served(demand, hosts, begun)
+    return [replace(route, begun=begun) for route in routes]
 
 
 def combine(
@@ -189,32 +237,25 @@ def combine(
         )
     order = None if route.grouped is None else route.grouped.reversed()
     back = send_rows(permute(rows, order), route.plan, route.yard, backward=True)
+    return summed(back, route, top_k_weights, dtype)
+
+
+def summed(
+    back: torch.Tensor, route: Route, top_k_weights: torch.Tensor | None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Results that are back, summed at their tokens."""
     if dtype is None:
-        dtype = rows.dtype if top_k_weights is None else torch.promote_types(rows.dtype, top_k_weights.dtype)
+        dtype = back.dtype if top_k_weights is None else torch.promote_types(back.dtype, top_k_weights.dtype)
     return Sum.apply(back, top_k_weights, route.wire, dtype)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def choose_placement(yard: Hosts, demand: Demand, home_E: IntArray) -> Placement:
-    """What the yard's planner says, with the homes where the masters are: they do not move inside a step."""
-    options = yard.options
-    if options.planner == "static":
-        return Placement.of_homes(home_E, yard.size, "static")
-    found = place(yard.cluster, demand, options.planner, options.slots, options.model)
-    if (found.home_E == home_E).all():
-        return found
-    hosts = found.hosts_ER.copy()
-    rank_R = np.arange(yard.size)
-    own = home_E[:, None] == rank_R
-    room = int(found.replicas_R.max()) if options.slots is None else options.slots
-    heavy = np.argsort(-demand.rows.sum(axis=0), kind="stable")
-    for rank in rank_R:  # the heaviest replicas stay where a home that is not ours took no slot
-        extra = [e for e in heavy if hosts[e, rank] and not own[e, rank]]
-        hosts[extra[room:], rank] = False
-    return Placement(home_E, hosts | own, found.planner)
+class _Counted(NamedTuple):
+    rows_E: IntArray  # on the host
+    order: torch.Tensor  # of the rows, by expert
+    flaw: Flaw | None  # what is wrong with them
 
 
-def _count(chosen: torch.Tensor, num_experts: int) -> tuple[IntArray, torch.Tensor, Flaw | None]:
-    """(rows per expert on the host, rows sorted by expert, what is wrong with them)."""
+def _count(chosen: torch.Tensor, num_experts: int) -> _Counted:
     bad = (chosen < 0) | (chosen >= num_experts)
     bins = torch.where(bad, num_experts, chosen)
     order = torch.argsort(bins, stable=True)
@@ -226,7 +267,7 @@ def _count(chosen: torch.Tensor, num_experts: int) -> tuple[IntArray, torch.Tens
     flaw = (
         Flaw(flaws.EXPERT_RANGE, int(host[num_experts + 1]), num_experts - 1) if host[num_experts] else None
     )
-    return host[:num_experts].copy(), order, flaw
+    return _Counted(host[:num_experts].copy(), order, flaw)
 
 
 def _route(

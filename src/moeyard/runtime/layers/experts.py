@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,9 +16,11 @@ from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
 from moeyard.runtime.block import grouped_experts
 from moeyard.runtime.block.compiled import outside_graphs
-from moeyard.runtime.layers.dispatch import combine, dispatch
+from moeyard.runtime.layers.ahead import Layer
+from moeyard.runtime.layers.chunks import through_experts
+from moeyard.runtime.layers.dispatch import Route
 from moeyard.runtime.layers.precision import travel_dtype
-from moeyard.runtime.layers.replicas import computed, gather_experts, read_again, trains
+from moeyard.runtime.layers.replicas import Hosted, read_again
 from moeyard.runtime.layers.share import Share, Stack, tell
 from moeyard.runtime.roles import Hosts
 
@@ -86,7 +88,8 @@ class MoELayer(nn.Module):
             raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
         options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
-        self.name = f"MoELayer {next(_NUMBERS)}"
+        self.site = next(_NUMBERS)
+        self.name = f"MoELayer {self.site}"
         homes = static_homes(num_experts, yard.size) if home_E is None else home_E
         self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
@@ -130,13 +133,25 @@ class MoELayer(nn.Module):
     @outside_graphs
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
-        dtype, stacks = travel_dtype(x_TD), (self.gate_up, self.down)
-        rows, route = dispatch(
-            x_TD.to(dtype), index, self.yard, self.num_experts, home_E=self.home_E, trains=trains(stacks)
+        dtype = travel_dtype(x_TD)
+        layer = Layer(self.site, self.name, (self.gate_up, self.down), dtype)
+        return through_experts(
+            self.yard,
+            layer,
+            x_TD.to(dtype),
+            index,
+            weights,
+            self.home_E,
+            self._compute,
+            out=x_TD.dtype,
+            told=lambda demand: tell(self, demand),
         )
-        tell(self, route.demand)
-        (gate_up, down), hosted = gather_experts(self.yard, route.placement, stacks, dtype, name=self.name)
-        rows = grouped_experts(
+
+    def _compute(
+        self, rows: torch.Tensor, route: Route, gathered: Sequence[torch.Tensor], hosted: Hosted | None
+    ) -> torch.Tensor:
+        gate_up, down = gathered
+        return grouped_experts(
             rows,
             route.ends,
             gate_up,
@@ -145,5 +160,3 @@ class MoELayer(nn.Module):
             counts=route.counts,
             again=read_again(hosted, 0, 1),
         )
-        computed(hosted)
-        return combine(rows, route, weights, x_TD.dtype)

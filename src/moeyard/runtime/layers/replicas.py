@@ -1,134 +1,190 @@
 """Experts away from home: parameters gathered to their replicas before use, gradients reduced to their homes.
 
-A replica is workspace. All layers of a yard share one buffer, so it holds one layer's experts at a time. Every forward gathers; the
-backward pass gathers again where another forward has used the buffer since. Both follow from the order of the calls, which is the
-same on all ranks; never from a parameter's identity or version, which fused optimizers and casts leave alone or make anew, nor from a
-count of optimizer steps, which parameters set by hand pass by. Casts are made with the gather and never kept. Nothing of it is a
-parameter.
+A replica is workspace. A yard that plans ahead (`ahead`) has the next layer's gather run behind this layer, and a layer's reduce behind
+the backward pass of the one before it; otherwise both are done on the spot. With `resident` every layer has memory of its own
+for replicas, so the backward pass finds what the forward gathered; otherwise two layers share theirs, and what another layer has
+written over is gathered again. All of it follows from the order of the calls, which is the same on all ranks; never from a
+parameter's identity or version, which fused optimizers and casts leave alone or make anew. Casts are made with the gather and never
+kept. Nothing of it is a parameter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from moeyard.arrays import IntArray
 from moeyard.placement import Placement
-from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.roles import Hosts
-from moeyard.traffic import Traffic
+from moeyard.runtime.transport.behind import Carry, Job
 
-PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an expert may ride all
 _CHUNK = 1 << 22  # elements that a digest looks at together
 
 
-class Copies:
-    """Which stacked experts go where: the gather as an exchange of rows that are parts of experts."""
+class Way(NamedTuple):
+    """How experts reach the replicas of a placement."""
 
-    def __init__(self, yard: Hosts, placement: Placement) -> None:
-        rank, home = yard.rank, placement.home_E
-        self.yard, self.placement = yard, placement
-        own, hosted = np.flatnonzero(home == rank), np.flatnonzero(placement.hosts_ER[:, rank])
-        copies = placement.hosts_ER.copy()
-        copies[np.arange(len(home)), home] = False
-        # rows[home, host], a block's experts in ascending order
-        self.rows_RR = np.zeros((yard.size, yard.size), np.int64)
-        expert, host = np.nonzero(copies)
-        np.add.at(self.rows_RR, (home[expert], host), 1)
-        sent = [e for r in range(yard.size) for e in own.tolist() if copies[e, r]]
-        got = [e for r in range(yard.size) for e in hosted.tolist() if home[e] == r and r != rank]
-        self.own, self.hosted = own, hosted
-        self.sent = _index(np.searchsorted(own, sent), yard)  # places among the home experts
-        self.got = _index(np.searchsorted(hosted, got), yard)  # places among the hosted ones
-        self.kept = _index(np.searchsorted(hosted, own), yard)
-        self.digest = small_digest(placement.home_E, placement.hosts_ER)
-
-    def plan(self, row_bytes: int, parts: int) -> Plan:
-        return self.yard.plan(Traffic(self.rows_RR * parts, row_bytes), self.digest)
+    copies: Copies
+    cut: Cut
+    plans: Sequence[Plan]
 
 
-def _index(values: Any, yard: Hosts) -> torch.Tensor:
-    return to_device(np.asarray(values, dtype=np.int64), yard.device)
+def way_now(yard: Hosts, placement: Placement, parameters: Sequence[torch.Tensor], dtype: torch.dtype) -> Way:
+    """Planned in the foreground, every plan compared. Every rank of the yard comes here at the same point."""
+    copies = Copies.of(yard.cluster, placement, yard.rank)
+    width = sum(_width(parameter) for parameter in parameters)
+    cut = copies.cut(width, dtype.itemsize, yard.cluster, yard.behind.waves)
+    return Way(copies, cut, copies.plans(cut, yard.plan))
 
 
 class Hosted:
-    """The stacked parameters of the experts hosted here, cast to `dtype`, in the shared workspace."""
+    """The stacked parameters of the experts hosted here, cast to `dtype`, in memory that is used again and again."""
 
     def __init__(
-        self, copies: Copies, parameters: Sequence[torch.Tensor], dtype: torch.dtype, name: str
+        self,
+        yard: Hosts,
+        way: Way,
+        parameters: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+        name: str,
+        site: int = 0,
     ) -> None:
-        self.yard, self.copies, self.name, self.dtype = copies.yard, copies, name, dtype
-        self.placement = copies.placement
+        self.yard, self.name, self.dtype, self.site = yard, name, dtype, site
+        self.copies, self.cut, self.plans = way
+        self.placement = self.copies.placement
         self.parameters = [parameter.detach() for parameter in parameters]
-        width = sum(_width(parameter) for parameter in parameters)
-        self.parts = math.gcd(width, PARTS) or 1
-        self.plan = copies.plan(max(1, width // self.parts * dtype.itemsize), self.parts)
+        self.width = sum(_width(parameter) for parameter in parameters)
         self.weights: list[torch.Tensor] = []
-        self.turn = -1
+        self.slot, self.turn = "", -1
+        self._gather: Job | None = None
+        self._reduce: Job | None = None
+        self._sums: list[torch.Tensor] = []
 
-    def again(self) -> list[torch.Tensor]:
-        """The weights, ready to be used: gathered, unless nothing else has been gathered since. Every rank of the yard comes here
-        at the same point."""
-        workspace = self.yard.workspace
-        if workspace.filled != self.turn:
-            self._fill()
-        workspace.held = self
-        if self.yard.checked:
-            workspace.compared += self.yard.check_replicas()
-        return self.weights
+    # there
 
-    def _fill(self) -> None:
+    def begin(self) -> None:
+        """Start the gather. Every rank of the yard comes here at the same point."""
         workspace, copies, dtype = self.yard.workspace, self.copies, self.dtype
+        self.turn = workspace.next_turn()
+        self.slot = workspace.slot(self.site, self.turn)
         self.weights = [
-            workspace.take(f"expert{i}", (len(copies.hosted), *one.shape[1:]), dtype, one.device)
+            workspace.take(f"{self.slot}/{i}", (len(copies.hosted), *one.shape[1:]), dtype, one.device)
             for i, one in enumerate(self.parameters)
         ]
-        leaving = torch.cat(
-            [one.index_select(0, copies.sent).to(dtype).flatten(1) for one in self.parameters], dim=1
-        )
-        arriving = leaving.new_empty((len(copies.got), leaving.shape[1]))
-        self.yard.exchange(self.plan, False, self._cut(arriving), self._cut(leaving))
-        at = 0
-        for one, weight in zip(self.parameters, self.weights, strict=True):
-            width = _width(one)
-            weight.index_copy_(0, copies.kept, one.to(dtype))
-            weight.index_copy_(0, copies.got, arriving[:, at : at + width].reshape(-1, *one.shape[1:]))
-            at += width
-        self.turn = workspace.next_turn()
+        workspace.filled[self.slot] = self.turn
+        self._gather = self.yard.behind.submit(self._fill)
 
-    def _cut(self, experts: torch.Tensor) -> torch.Tensor:
-        """[expert, width] -> [row, part of the width], the same memory."""
-        return experts.view(len(experts) * self.parts, experts.shape[1] // self.parts)
+    def again(self) -> list[torch.Tensor]:
+        """The weights, ready to be used: gathered, unless nothing else was put there since. Every rank of the yard comes here at the
+        same point."""
+        workspace = self.yard.workspace
+        if workspace.filled.get(self.slot) != self.turn or self._gather is None:
+            self.begin()
+        assert self._gather is not None
+        self._gather.wait()
+        workspace.hold(self)
+        if self.yard.checked:
+            workspace.compared += self.yard.check_replicas(self)
+        return self.weights
 
-    def reduce(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients of the hosted experts -> sums at the homes, added in float32 or wider, in the parameters' dtypes."""
+    @torch.no_grad()
+    def _fill(self, carry: Carry) -> None:
         copies = self.copies
-        leaving = torch.cat([grad.index_select(0, copies.got).flatten(1) for grad in grads], dim=1)
-        arriving = leaving.new_empty((len(copies.sent), leaving.shape[1]))
-        self.yard.exchange(self.plan, True, self._cut(arriving), self._cut(leaving))
-        sums, at = [], 0
-        for grad, parameter in zip(grads, self.parameters, strict=True):
-            width = _width(grad)
-            wide = torch.promote_types(grad.dtype, torch.float32)
-            home = grad.index_select(0, copies.kept).to(wide)
-            home.index_add_(
-                0, copies.sent, arriving[:, at : at + width].reshape(-1, *grad.shape[1:]).to(wide)
-            )
-            sums.append(home.to(parameter.dtype))
-            at += width
-        self.release()
+        kept = self._index(copies.kept)
+        for one, weight in zip(self.parameters, self.weights, strict=True):
+            weight.index_copy_(0, kept, one.to(self.dtype))
+        for tier, plan in zip(copies.tiers, self.plans, strict=True):
+            leave, arrive = self._index(tier.leave), self._index(tier.arrive)
+            leaving = torch.cat([one.index_select(0, leave).flatten(1) for one in self.weights], dim=1)
+            arriving = self._travel(carry, plan, False, leaving, len(tier.arrive))
+            for part, weight in zip(self._apart(arriving), self.weights, strict=True):
+                weight.index_copy_(0, arrive, part)
+
+    def _travel(
+        self, carry: Carry, plan: Plan, backward: bool, leaving: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """[expert, width] out, [expert, width] in, wave by wave."""
+        waves, parts = self.cut.waves, self.cut.parts
+        if waves == 1:
+            arriving = leaving.new_empty((count, self.width))
+            carry(plan, backward, _rows(arriving, parts), _rows(leaving, parts))
+            return arriving
+        out = leaving.view(len(leaving), waves, self.width // waves)
+        into = leaving.new_empty((waves, count, self.width // waves))
+        for wave in range(waves):
+            carry(plan, backward, _rows(into[wave], parts), _rows(out[:, wave].contiguous(), parts))
+        return into.transpose(0, 1).reshape(count, self.width)
+
+    def _apart(self, experts: torch.Tensor) -> list[torch.Tensor]:
+        """[expert, width] as the stacks have it."""
+        sizes = [_width(one) for one in self.parameters]
+        parts = torch.split(experts, sizes, dim=1)
+        return [part.reshape(-1, *one.shape[1:]) for part, one in zip(parts, self.parameters, strict=True)]
+
+    # and back
+
+    def begin_reduce(self, grads: Sequence[torch.Tensor]) -> None:
+        """Start bringing the gradients of what is hosted here to the homes. Nobody reads the weights any more."""
+        self.yard.workspace.release(self)
+        self._reduce = self.yard.behind.submit(lambda carry: self._sum(carry, grads))
+
+    def reduced(self) -> list[torch.Tensor]:
+        """Sums at the homes, in the parameters' dtypes."""
+        assert self._reduce is not None
+        self._reduce.wait()
+        sums, self._sums, self._reduce = self._sums, [], None
         return sums
 
-    def release(self) -> None:
-        """Nobody computes with these any more, until somebody asks again."""
-        if self.yard.workspace.held is self:
-            self.yard.workspace.held = None
+    @torch.no_grad()
+    def _sum(self, carry: Carry, grads: Sequence[torch.Tensor]) -> None:
+        """Added in float32 or wider. Across one tier gradients travel as they are; a sum that travels on does so in full."""
+        copies = self.copies
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        summed = self._index(copies.summed)
+        totals = [grad.index_select(0, summed).to(wide) for grad in grads]
+        for tier, plan in zip(reversed(copies.tiers), reversed(self.plans), strict=True):
+            leaving = self._leaving(tier, grads, totals, wide if len(copies.tiers) > 1 else grads[0].dtype)
+            arriving = self._travel(carry, plan, True, leaving, len(tier.leave))
+            into = self._index(np.searchsorted(copies.summed, tier.leave))
+            for part, total in zip(self._apart(arriving), totals, strict=True):
+                total.index_add_(0, into, part.to(wide))
+        home = self._index(np.searchsorted(copies.summed, copies.kept))
+        self._sums = [
+            total.index_select(0, home).to(parameter.dtype)
+            for total, parameter in zip(totals, self.parameters, strict=True)
+        ]
+
+    def _leaving(
+        self,
+        tier: Tier,
+        grads: Sequence[torch.Tensor],
+        totals: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """What this rank's replicas of the tier have so far: their own gradients, or what others have added to them."""
+        added = np.isin(tier.arrive, self.copies.summed)
+        own, more = self._index(np.flatnonzero(~added)), self._index(np.flatnonzero(added))
+        plain = self._index(tier.arrive[~added])
+        place = self._index(np.searchsorted(self.copies.summed, tier.arrive[added]))
+        leaving = grads[0].new_empty((len(tier.arrive), self.width), dtype=dtype)
+        at = 0
+        for grad, total in zip(grads, totals, strict=True):
+            width = _width(grad)
+            columns = leaving[:, at : at + width]
+            columns[own] = grad.index_select(0, plain).flatten(1).to(dtype)
+            columns[more] = total.index_select(0, place).flatten(1).to(dtype)
+            at += width
+        return leaving
+
+    def _index(self, values: IntArray) -> torch.Tensor:
+        return to_device(np.ascontiguousarray(values), self.yard.device)
 
     def digests(self) -> tuple[IntArray, IntArray]:
         experts = len(self.placement.home_E)
@@ -139,16 +195,42 @@ class Hosted:
 
 
 class Gather(torch.autograd.Function):
-    """Home parameters -> hosted ones; gradients the other way."""
+    """Home parameters -> hosted ones, to be waited for; sums of gradients the other way, when the reduce is done. Made a layer ahead, its
+    backward comes a layer late: autograd runs what was made last first."""
 
     @staticmethod
     def forward(ctx: Any, hosted: Hosted, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.hosted = hosted
-        return tuple(hosted.again())
+        hosted.begin()
+        return tuple(map(_same_memory, hosted.weights))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, *ctx.hosted.reduce(grads)
+        return None, *ctx.hosted.reduced()
+
+
+class Use(torch.autograd.Function):
+    """The hosted parameters as the experts read them; their gradients leave at once."""
+
+    @staticmethod
+    def forward(ctx: Any, hosted: Hosted, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.hosted = hosted
+        return tuple(
+            map(_same_memory, hosted.weights)
+        )  # where they are now: they may have been gathered again
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.hosted.begin_reduce(grads)
+        return None, *grads
+
+
+class Ahead:
+    """A gather that was begun before its layer's turn, and the parameters as they were then."""
+
+    def __init__(self, hosted: Hosted, stacks: Sequence[torch.Tensor]) -> None:
+        self.hosted, self.stacks = hosted, tuple(stacks)
+        self.weights: tuple[torch.Tensor, ...] = Gather.apply(hosted, *stacks)  # type: ignore[no-untyped-call]
 
 
 def gather_experts(
@@ -158,17 +240,35 @@ def gather_experts(
     dtype: torch.dtype,
     *,
     name: str = "a layer",
+    site: int = 0,
+    ahead: Ahead | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], Hosted | None]:
     """(stacked parameters of the experts hosted here, in `dtype`; where they lie). Without replicas: the parameters, cast; None.
 
     What lies in the workspace must not be saved for the backward pass: take it there from `again()`, as `grouped_experts` and
-    `grouped_linear` do. name: of the layer, for errors.
+    `grouped_linear` do. name, site: of the layer, for errors and for memory of its own. ahead: what `dispatch` had begun.
     """
     if placement.copies == 0:
         return tuple(one.to(dtype) for one in parameters), None
-    hosted = Hosted(Copies(yard, placement), parameters, dtype, name)
-    weights = Gather.apply(hosted, *parameters)  # type: ignore[no-untyped-call]
-    return weights, hosted
+    if ahead is None:
+        ahead = gather_now(yard, placement, parameters, dtype, name, site)
+    ahead.hosted.again()
+    weights = Use.apply(ahead.hosted, *ahead.weights)  # type: ignore[no-untyped-call]
+    return weights, ahead.hosted
+
+
+def gather_now(
+    yard: Hosts,
+    placement: Placement,
+    parameters: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    name: str,
+    site: int,
+) -> Ahead:
+    """A gather that nobody began before."""
+    yard.workspace.spot += 1
+    way = way_now(yard, placement, parameters, dtype)
+    return Ahead(Hosted(yard, way, parameters, dtype, name, site), parameters)
 
 
 def read_again(hosted: Hosted | None, *places: int) -> Callable[[], list[torch.Tensor]] | None:
@@ -183,15 +283,21 @@ def read_again(hosted: Hosted | None, *places: int) -> Callable[[], list[torch.T
     return stacks
 
 
-def trains(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward pass will reduce gradients to these."""
-    return any(parameter.requires_grad for parameter in parameters)
-
-
 def computed(hosted: Hosted | None) -> None:
     """The forward has used its replicas. Without gradients nobody comes back for them."""
     if hosted is not None and not torch.is_grad_enabled():
-        hosted.release()
+        hosted.yard.workspace.release(hosted)
+
+
+def _same_memory(weight: torch.Tensor) -> torch.Tensor:
+    """No view of it: what is filled later, or for another layer, would count as written over."""
+    new = weight.new_empty(0)
+    return new.set_(weight.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
+
+
+def _rows(experts: torch.Tensor, parts: int) -> torch.Tensor:
+    """[expert, width] -> [row, part of the width], the same memory."""
+    return experts.view(len(experts) * parts, experts.shape[1] // parts)
 
 
 def _width(stacked: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -41,15 +42,34 @@ class Arena:
 
 
 class Workspace:
-    """One growing buffer per key: what the layers of a model share. Fillings are numbered: all ranks of a yard fill in the same order,
-    so what one rank knows of the last filling all know. `held`: whose replicas lie here and are in use, from their gather to the
-    reduce of their gradients."""
+    """One growing buffer per key: replicas of the layers of a model. Fillings are numbered: all ranks of a yard fill in the same order,
+    so what one rank knows of the last filling all know.
 
-    def __init__(self) -> None:
+    resident: each layer has a slot of its own; else two slots are used in turn. held: whose replicas are in use, from their gather
+    to the reduce of their gradients. known, begun: layers called before, and the gather under way for the next call."""
+
+    def __init__(self, resident: bool = True) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
-        self.filled = 0  # the number of the filling that lies here
-        self.held: Held | None = None
+        self.resident = resident
+        self.turn = 0  # fillings so far
+        self.filled: dict[str, int] = {}  # slot -> the number of the filling that lies there
+        self.held: dict[int, Held] = {}  # by the number of their filling
+        self.known: dict[int, Any] = {}
+        self.begun: Any = None
+        self.ahead = self.spot = 0  # gathers used that had been begun ahead, and others
         self.compared = 0  # copies found equal to their masters so far
+
+    def slot(self, site: int, turn: int) -> str:
+        """Where a layer's replicas go."""
+        return f"layer {site}" if self.resident and site else f"slot {turn % 2}"
+
+    def hold(self, one: Held) -> None:
+        self.held = {turn: other for turn, other in self.held.items() if self.filled.get(other.slot) == turn}
+        self.held[one.turn] = one
+
+    def release(self, one: Held) -> None:
+        """Nobody computes with these any more, until somebody asks again."""
+        self.held.pop(one.turn, None)
 
     def take(
         self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -65,8 +85,8 @@ class Workspace:
 
     def next_turn(self) -> int:
         """Whoever filled the buffers says so, and remembers the number."""
-        self.filled += 1
-        return self.filled
+        self.turn += 1
+        return self.turn
 
     @property
     def held_bytes(self) -> int:
@@ -74,5 +94,8 @@ class Workspace:
 
     def clear(self) -> None:
         self._buffers.clear()
-        self.held = None
-        self.filled += 1
+        self.filled.clear()
+        self.held.clear()
+        self.known.clear()
+        self.begun = None
+        self.turn += 1

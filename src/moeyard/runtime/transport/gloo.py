@@ -51,6 +51,15 @@ class GlooThreads:
         else:
             self._flight(plan, backward, output, source).run()
 
+    def carry_behind(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
+        """The whole exchange in the thread of what runs behind the training. Its tags have a count of their own: how it falls
+        between the exchanges of rows differs from rank to rank."""
+        guard = self.deck.guard
+        guard.check_open()
+        guard.where.behind += 1
+        tag = small_digest(plan.digest, backward, "behind", guard.where.behind)
+        Flight(self, plan, backward, as_rows(output), as_rows(source), tag, behind=True).run()
+
     def post(self, receives: Sequence[Bare], sends: Sequence[Bare]) -> tuple[list[Any], list[Any]]:
         """As many messages of one pair as you like, but between two posts the ranks must meet: these carry no tags."""
         channels = self.deck.channels
@@ -101,9 +110,16 @@ class Flight:
     """One exchange under way."""
 
     def __init__(
-        self, transport: GlooThreads, plan: Plan, backward: bool, output: Rows, source: Rows, tag: int
+        self,
+        transport: GlooThreads,
+        plan: Plan,
+        backward: bool,
+        output: Rows,
+        source: Rows,
+        tag: int,
+        behind: bool = False,
     ) -> None:
-        self.transport, self.deck = transport, transport.deck
+        self.transport, self.deck, self.behind = transport, transport.deck, behind
         self.tag, self.plan, self.backward = tag, plan, backward
         self.steps = plan.steps(backward)
         self._began = time.monotonic()
@@ -141,7 +157,9 @@ class Flight:
                 self._finish(s)
             if self.deck.watcher is not None:
                 ended = time.monotonic()
-                self.deck.watcher.exchanged(Flown(self.plan, self.backward, self._began, ended, self._marks))
+                self.deck.watcher.exchanged(
+                    Flown(self.plan, self.backward, self._began, ended, self._marks, self.behind)
+                )
         finally:
             if self._arena is not None and self._failed is None:
                 self.transport.arena.give(self._arena)

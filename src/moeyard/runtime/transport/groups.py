@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.guard import longest_wait
 from moeyard.runtime.faults.rails import common_rail
@@ -34,10 +35,8 @@ class Groups:
         families = list(world.families)
         control = {f: self._control_group(f) for f in families}
         self.control = control[world.ranks]
-        self.channels = Channels(
-            world.families, world.rank, world.cluster, world.backend, self._wait, world.interfaces,
-            self.control, world.management,
-        )  # fmt: skip
+        self.channels = self._channels()
+        self._behind: Channels | None = None
         self._own: list[Any] = [self.control]
         self._aborted = False
         self._background: Any = None
@@ -65,6 +64,25 @@ class Groups:
             if dist.get_rank() in data:
                 self.data = group
                 self._own.append(group)
+
+    def _channels(self) -> Channels:
+        world = self._world
+        return Channels(
+            world.families, world.rank, world.cluster, world.backend, self._wait, world.interfaces,
+            self.control, world.management,
+        )  # fmt: skip
+
+    @property
+    def behind(self) -> Channels:
+        """What carries experts and their gradients behind the rows, where both on one communicator would wait for one another. Made
+        when first used, by all ranks of the world at once."""
+        if self._behind is None:
+            self._behind = self._channels()
+        return self._behind
+
+    def retarget_behind(self, cluster: Cluster) -> None:
+        if self._behind is not None:
+            self._behind.retarget(cluster)
 
     @property
     def background(self) -> Any:
@@ -100,13 +118,20 @@ class Groups:
     def abort(self) -> None:
         """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
         self._aborted = True
-        mine = [*self.channels.groups, *(group for group in (self.dense, self.data) if group is not None)]
+        behind = [] if self._behind is None else self._behind.groups
+        mine = [
+            *self.channels.groups,
+            *behind,
+            *(group for group in (self.dense, self.data) if group is not None),
+        ]
         abort_groups(mine, device_of(self._world.backend))
 
     def close(self) -> None:
         if self._aborted:
             return  # to destroy what was aborted may wait for ever
         self.channels.close()
+        if self._behind is not None:
+            self._behind.close()
         for group in self._own:
             dist.destroy_process_group(group)
 

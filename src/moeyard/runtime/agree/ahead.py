@@ -1,0 +1,112 @@
+"""Plans for the next call of a layer, made beside the training from the counts of the calls before.
+
+Every rank has the same counts and makes the same plan; none decides alone, nor by its clock: who needs a plan waits for it, and its
+digest rides with the next counts before anything is sent by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from moeyard.demand import Demand
+from moeyard.placement import Placement
+from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.agree.watcher import Watcher
+
+RECORDS = 4  # calls of a layer that its next plan looks back on
+REPLAYS = 64  # calls of a layer whose recomputation finds the placement again
+
+
+class Coming(NamedTuple):
+    """What is planned for a layer's next call: hosts, and the exchanges that bring them their experts."""
+
+    placement: Placement
+    gather: Any
+    digest: int
+
+
+Planner = Callable[[Sequence[Demand]], Coming]
+
+
+@dataclass
+class _Site:
+    """One layer's past and next calls."""
+
+    history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
+    coming: Future[Coming] | None = None
+    used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)
+
+
+class Forecasts:
+    """Of the layers of a yard, by site: a number that a layer has on every rank."""
+
+    def __init__(self, watcher: Watcher | None = None) -> None:
+        self._sites: dict[int, _Site] = {}
+        self._after: dict[int, int] = {}  # site -> the one that was called next, the last time
+        self._last: int | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._watcher = watcher
+        self.waited = 0.0  # seconds that calls waited for plans
+
+    def coming(self, site: int) -> Coming | None:
+        """The plan of this site's next call; None if it was never called."""
+        found = self._sites.get(site)
+        if found is None or found.coming is None:
+            return None
+        began = time.monotonic()
+        plan = found.coming.result()
+        ended = time.monotonic()
+        self.waited += ended - began
+        if self._watcher is not None and ended - began > 1e-4:
+            self._watcher.agreed("forecast", began, ended)
+        return plan
+
+    def after(self, site: int) -> int | None:
+        """The site that comes next, as the last time."""
+        return self._after.get(site)
+
+    def first(self) -> int | None:
+        """The site that comes after the last call, if it is an earlier one: where a forward pass begins."""
+        found = None if self._last is None else self._after.get(self._last)
+        return found if found is not None and self._last is not None and found <= self._last else None
+
+    def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
+        """A call of this site, served by `used`; its next one is planned from now on, on a thread of its own."""
+        one = self._sites.setdefault(site, _Site())
+        one.history.append(demand)
+        one.used[_key(demand)] = used
+        while len(one.used) > REPLAYS:
+            one.used.popitem(last=False)
+        if self._last is not None:
+            self._after[self._last] = site
+        self._last = site
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
+        one.coming = self._thread.submit(plan, tuple(one.history))
+
+    def replay(self, site: int, demand: Demand) -> Placement | None:
+        """What served this demand before: a recomputed forward must be served alike."""
+        one = self._sites.get(site)
+        return None if one is None else one.used.get(_key(demand))
+
+    def forget(self) -> None:
+        """The options or the network changed; past counts stay true, plans do not. Every rank does this between the same calls."""
+        for one in self._sites.values():
+            one.coming = None
+        self._last = None
+
+    def close(self) -> None:
+        self.forget()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+
+
+def _key(demand: Demand) -> int:
+    rows: Any = demand.rows
+    return small_digest(rows.shape, rows)

@@ -1,0 +1,228 @@
+"""One layer ahead: hosts planned from past counts, the next layer's experts on their way while this one computes.
+
+    open_call --> counts agreed --> hosts_of --> seen --> begin_next
+       |                              |            |          gather of the next layer, behind this one
+       |                              |            plan of this layer's next call, on a thread
+       |                              what was planned, and what was begun for it if that still holds
+       whether the parameters were touched since, and the plans' digest: they ride with the counts
+
+What was begun is used by the very next call or by none, and only if no rank saw a parameter change in between: by an optimizer's step,
+a write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first
+time, plans nothing and counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from moeyard.arrays import IntArray
+from moeyard.cluster import Cluster
+from moeyard.demand import Demand
+from moeyard.placement import Placement
+from moeyard.planners import place
+from moeyard.runtime.agree.agreement import make_plan
+from moeyard.runtime.agree.ahead import Coming
+from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.layers.copies import Copies, all_plans
+from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
+from moeyard.runtime.options import Options
+from moeyard.runtime.roles import Hosts
+
+_steps = [0]  # of any optimizer in this process
+
+
+def _count_step(*_: Any) -> None:
+    _steps[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+class Layer(NamedTuple):
+    """What replicas of a layer are made of: the stacked parameters of its home experts, and the dtype they travel in."""
+
+    site: int  # a number that the layer has on every rank, in the order of calls
+    name: str
+    stacks: Sequence[torch.Tensor]
+    dtype: torch.dtype
+    training: bool = False  # as told, by who shows no stacks
+
+    @property
+    def width(self) -> int:
+        """Elements of an expert."""
+        return sum(math.prod(one.shape[1:]) for one in self.stacks)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass will reduce gradients to these."""
+        return self.training or any(one.requires_grad for one in self.stacks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A layer that was called before; it may be gone."""
+
+    name: str
+    stacks: tuple[weakref.ref[torch.Tensor], ...]
+    dtype: torch.dtype
+
+    def layer(self, site: int) -> Layer | None:
+        stacks = [one() for one in self.stacks]
+        if any(one is None for one in stacks):
+            return None
+        return Layer(site, self.name, [one for one in stacks if one is not None], self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A gather under way for the next call."""
+
+    ahead: Ahead
+    coming: Coming
+    evidence: tuple[Any, ...]
+
+
+class Call:
+    """One call of a layer on a yard that plans ahead."""
+
+    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray) -> None:
+        self.yard, self.layer, self.home_E = yard, layer, home_E
+        self.again = recomputing()
+        self._begun: _Begun | None = None
+        self._coming: Coming | None = None
+        self._next: tuple[int, Coming] | None = None
+
+    def opened(self) -> tuple[int, int]:
+        """(1 if what was begun for this call may be old, a digest of the plans in use): both ride with the counts."""
+        if self.again:
+            return 0, 0
+        forecasts, workspace = self.yard.forecasts, self.yard.workspace
+        self._coming = forecasts.coming(self.layer.site)
+        if self._coming is not None and (self._coming.placement.home_E != self.home_E).any():
+            self._coming = None  # homes have moved since
+        after = forecasts.after(self.layer.site)
+        coming = None if after is None else forecasts.coming(after)
+        if after is not None and coming is not None:
+            self._next = after, coming
+        begun, workspace.begun = workspace.begun, None
+        if (
+            begun is not None
+            and begun.coming is self._coming
+            and begun.ahead.hosted.dtype == self.layer.dtype
+        ):
+            self._begun = begun
+        stale = self._begun is not None and self._begun.evidence != evidence_of(self.layer.stacks)
+        digests = [one.digest for one in (self._coming, coming) if one is not None]
+        return int(stale), small_digest(*digests) if digests else 0
+
+    def hosts(self, demand: Demand, stale: bool) -> tuple[Placement, Ahead | None]:
+        """Who serves this call, and the gather that was begun for it."""
+        if self.again:
+            found = self.yard.forecasts.replay(self.layer.site, demand)
+            return found or self._planned_now(demand), None
+        if self._coming is None:
+            return self._planned_now(demand), None
+        return self._coming.placement, None if self._begun is None or stale else self._begun.ahead
+
+    def _planned_now(self, demand: Demand) -> Placement:
+        return choose_placement(self.yard.cluster, self.yard.options, demand, self.home_E)
+
+    def served(self, demand: Demand, placement: Placement, begun: Ahead | None) -> Ahead | None:
+        """Plan this layer's next call, and begin the gather of the next layer's. Gives this layer's own gather, begun now if it was not."""
+        if self.again:
+            return begun
+        yard, layer = self.yard, self.layer
+        workspace = yard.workspace
+        if begun is not None:
+            workspace.ahead += 1
+        elif placement.copies:  # before the next layer's: their memory is used in turn
+            begun = gather_now(yard, placement, layer.stacks, layer.dtype, layer.name, layer.site)
+        workspace.known[layer.site] = _Known(
+            layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype
+        )
+        way = _Planner(yard, layer, self.home_E)
+        yard.forecasts.seen(layer.site, demand, placement, way)
+        if self._next is not None and self._next[0] > layer.site:
+            begin(yard, *self._next)
+        return begun
+
+
+class _Planner:
+    """From past counts to hosts and the exchanges of their experts. Runs on a thread beside the training: it reads, and calls nobody."""
+
+    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray) -> None:
+        self.cluster, self.options, self.rank, self.home_E = yard.cluster, yard.options, yard.rank, home_E
+        self.width, self.itemsize, self.waves = layer.width, layer.dtype.itemsize, yard.behind.waves
+
+    def __call__(self, history: Sequence[Demand]) -> Coming:
+        placement = choose_placement(self.cluster, self.options, history, self.home_E)
+        copies = Copies.of(self.cluster, placement, self.rank)
+        cut = copies.cut(self.width, self.itemsize, self.cluster, self.waves)
+        plans = copies.plans(
+            cut, lambda traffic, _: make_plan(self.cluster, traffic, self.options.scheduler, self.rank)
+        )
+        for plan in plans:
+            _ = plan.forward, plan.backward  # lowered here, not when they are needed
+        return Coming(placement, Way(copies, cut, plans), small_digest(copies.digest, all_plans(plans)))
+
+
+def begin(yard: Hosts, site: int, coming: Coming) -> None:
+    """Start the gather of a layer's next call. Every rank comes here at the same point."""
+    known = yard.workspace.known.get(site)
+    layer = None if known is None else known.layer(site)
+    if layer is None or coming.placement.copies == 0:
+        return
+    hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
+    yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming, evidence_of(layer.stacks))
+
+
+def begin_forward(yard: Hosts) -> None:
+    """A whole model's forward begins: start the gather of its first layer. Every rank calls this, or none; the parameters are as the
+    first layer will find them."""
+    if not yard.options.plans_ahead or recomputing() or yard.closed:
+        return
+    first = yard.forecasts.first()
+    coming = None if first is None else yard.forecasts.coming(first)
+    if first is not None and coming is not None:
+        begin(yard, first, coming)
+
+
+def recomputing() -> bool:
+    """Inside a backward pass: autograd runs a checkpointed forward again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Changes when this rank can see that parameters did. Not seeing it proves nothing, so it only ever calls a gather off."""
+    return _steps[0], *((id(one), one.data_ptr(), one._version) for one in stacks)
+
+
+def choose_placement(
+    cluster: Cluster, options: Options, demand: Demand | Sequence[Demand], home_E: IntArray
+) -> Placement:
+    """What the planner says for this demand, or for the one after those, with the homes where the masters are: they do not move inside
+    a step."""
+    ranks = cluster.num_ranks
+    if options.planner == "static":
+        return Placement.of_homes(home_E, ranks, "static")
+    latest = demand if isinstance(demand, Demand) else demand[-1]
+    found = place(cluster, latest, options.planner, options.slots, options.model)
+    if (found.home_E == home_E).all():
+        return found
+    hosts = found.hosts_ER.copy()
+    rank_R = np.arange(ranks)
+    own = home_E[:, None] == rank_R
+    room = int(found.replicas_R.max()) if options.slots is None else options.slots
+    heavy = np.argsort(-latest.rows.sum(axis=0), kind="stable")
+    for rank in rank_R:  # the heaviest replicas stay where a home that is not ours took no slot
+        extra = [e for e in heavy if hosts[e, rank] and not own[e, rank]]
+        hosts[extra[room:], rank] = False
+    return Placement(home_E, hosts | own, found.planner)

@@ -1,0 +1,200 @@
+"""Exchanges behind the training: replicas on their way to the next layer's hosts, gradients on their way home.
+
+Jobs run one after another, in the order in which they were given, which is the same on all ranks. On gloo they have a thread; before
+each exchange of a job it waits until no exchange of rows is under way here, unless somebody waits for the job: rows go first. A
+rank that passes the point where a job is waited for has done its own part of it, so nobody waits for a rank that is held up. On CUDA
+they have a stream and communicators of their own; a transport without messages of its own (torch's all-to-all) does them at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.options import Options
+from moeyard.runtime.transport.api import Pending, Transport
+from moeyard.runtime.transport.gloo import GlooThreads
+from moeyard.runtime.transport.nccl import NcclStreams
+
+
+class Job(Protocol):
+    """Something that runs behind the caller, once."""
+
+    def wait(self) -> None:
+        """Until this rank's part of it is done, or its error. On CUDA the current stream waits."""
+
+
+Carry = Callable[[Plan, bool, torch.Tensor, torch.Tensor], None]  # plan, backward, output, source
+Work = Callable[[Carry], None]
+
+
+class Behind(Protocol):
+    """Where jobs run."""
+
+    waves: bool  # a job goes in several exchanges, so that rows need not wait long
+
+    def submit(self, work: Work) -> Job: ...
+    def rows(self) -> Any: ...  # a context: an exchange of rows is under way
+    def passing(self, pending: Pending) -> Pending: ...  # the same, until it is waited for
+    def close(self) -> None: ...
+
+
+class Light:
+    """Counts exchanges of rows under way on this rank."""
+
+    def __init__(self) -> None:
+        self._busy = self._wanted = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        with self._changed:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+
+    def pass_by(self, number: int) -> None:
+        """Return when no rows move, or when this job or a later one is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._busy == 0 or number <= self._wanted)
+
+    def want(self, number: int) -> None:
+        """Somebody waits for this job, so for all before it."""
+        with self._changed:
+            self._wanted = max(self._wanted, number)
+            self._changed.notify_all()
+
+
+class ThreadJob:
+    def __init__(self, behind: BehindThread, work: Work) -> None:
+        self._behind = behind
+        behind.jobs += 1
+        self._number = behind.jobs
+        self._future = behind.thread.submit(work, self._carry)
+
+    def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
+        self._behind.light.pass_by(self._number)
+        self._behind.transport.carry_behind(plan, backward, output, source)
+
+    def wait(self) -> None:
+        self._behind.light.want(self._number)
+        self._future.result()
+
+
+class BehindThread:
+    """On gloo: messages have tags of their own, so they share groups with the rows."""
+
+    waves = True
+
+    def __init__(self, transport: GlooThreads) -> None:
+        self.transport, self.light, self.jobs = transport, Light(), 0
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-behind")
+        self.rows = self.light.rows
+
+    def passing(self, pending: Pending) -> Pending:
+        under_way = self.light.rows()
+        under_way.__enter__()
+
+        def finish() -> None:
+            try:
+                pending.wait()
+            finally:
+                under_way.__exit__(None, None, None)
+
+        return Pending(finish)
+
+    def submit(self, work: Work) -> Job:
+        return ThreadJob(self, work)
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+
+class StreamJob:
+    def __init__(self, stream: torch.cuda.Stream, work: Work, carry: Carry) -> None:
+        self._work = work  # what it reads must not be freed before it is done
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            work(carry)
+        self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(stream)
+        self._device = stream.device
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+
+
+class BehindStream:
+    """On CUDA: a stream of its own, over communicators of its own."""
+
+    waves = False
+
+    def __init__(self, transport: Transport, device: torch.device) -> None:
+        self.transport = transport
+        stream: Any = torch.cuda.Stream
+        self._stream = stream(device)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        yield
+
+    def passing(self, pending: Pending) -> Pending:
+        return pending
+
+    def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
+        self.transport.exchange(plan, backward, output, source, False)
+
+    def submit(self, work: Work) -> Job:
+        return StreamJob(self._stream, work, self._carry)
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class DoneJob:
+    def wait(self) -> None:
+        """It is."""
+
+
+class AtOnce:
+    """No behind: the caller does it."""
+
+    waves = False
+
+    def __init__(self, carry: Carry) -> None:
+        self._carry = carry
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        yield
+
+    def passing(self, pending: Pending) -> Pending:
+        return pending
+
+    def submit(self, work: Work) -> Job:
+        work(self._carry)
+        return DoneJob()
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def behind_of(options: Options, transport: Transport, carry: Carry, apart: Callable[[], Transport]) -> Behind:
+    """Where a yard's jobs run. apart: makes a transport on communicators of its own; every rank of the world comes here at once."""
+    if not options.plans_ahead:
+        return AtOnce(carry)
+    if isinstance(transport, GlooThreads):
+        return BehindThread(transport)
+    if isinstance(transport, NcclStreams):
+        return BehindStream(apart(), transport.deck.device)
+    return AtOnce(carry)

@@ -1,0 +1,264 @@
+"""What the ranks do in test_ahead.py."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import oracle
+import torch
+import torch.distributed as dist
+from bench.replica_training import Turning
+from exchange_cases import cluster_of
+from oracle_cases import check, one_step
+from torch import nn
+
+import moeyard as my
+import moeyard.runtime as yr
+
+REPLICAS = {"planner": "quota", "slots": 2, "policy": "quota"}
+EXPERTS = 8
+
+
+def prepare():
+    for nodes in (1, 2):
+        cluster = cluster_of(nodes, 4 // nodes)
+        demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, EXPERTS)))
+        placement = my.place(cluster, demand, "quota", 2)
+        traffic = my.assign(cluster, demand, placement, "quota").traffic(64)
+        made = my.schedule(cluster, traffic, "auto")
+        my.lower(made, 0), my.lower(made.reversed(), 0)
+        yr.layers.copies.Copies.of(cluster, placement, 0)
+
+
+class Pushed(oracle.Router):
+    """Another expert is hot every few steps; which one differs from layer to layer."""
+
+    turn = 0
+
+    def forward(self, x):
+        push = torch.zeros(EXPERTS, dtype=torch.float64)
+        push[(self.turn // 4 + self.number) % EXPERTS] = 2.0
+        self.push = push
+        return super().forward(x)
+
+
+def models(yard, layers, checkpointed=False):
+    """(one process, this rank) with the same weights and routers that turn."""
+    torch.manual_seed(7)
+    dtype = torch.float64
+
+    def router(i):
+        found = Pushed(torch.zeros(EXPERTS), oracle.HIDDEN, EXPERTS, 2, dtype=dtype)
+        found.number = i
+        return found
+
+    def whole(i):
+        layer = oracle.PlainMoE(EXPERTS, 2, torch.zeros(EXPERTS), dtype)
+        layer.router = router(i)
+        return layer
+
+    plain = oracle.Model(whole, layers, dtype)
+    sizes = (oracle.HIDDEN, oracle.INNER, EXPERTS, 2)
+    ours = oracle.Model(
+        lambda i: yr.MoELayer(*sizes, yard, router=router(i), dtype=dtype), layers, dtype, checkpointed
+    )
+    dense = {k: v for k, v in plain.state_dict().items() if not k.endswith(("gate_up", "down"))}
+    ours.load_state_dict(dense, strict=False)
+    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+        mine.load_logical(theirs.gate_up.data, theirs.down.data)
+    return plain, ours
+
+
+def everything(rank, world, steps):
+    found = {}
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=60, checked=True, **REPLICAS) as yard:
+        for name, options, layers, accumulation, checkpointed in (
+            ("resident", {"resident": True}, 3, 1, False),
+            ("two slots", {"resident": False}, 3, 1, False),
+            ("accumulated", {"resident": True}, 2, 2, False),
+            ("two slots, accumulated, checkpointed", {"resident": False}, 3, 2, True),
+            ("checkpointed", {"resident": True}, 2, 1, True),
+            ("on the spot", {"ahead": False, "resident": False}, 2, 1, False),
+            ("chunks", {"chunks": 2}, 3, 1, False),
+            ("chunks, checkpointed", {"chunks": 2}, 2, 1, True),
+            ("chunks, on the spot", {"chunks": 2, "ahead": False}, 2, 2, False),
+        ):
+            yard.choose(**{"ahead": True, "resident": True, "chunks": 1} | options)
+            count = steps if name == "resident" else steps // 10
+            found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
+        yard.choose(ahead=True, resident=True, chunks=1, checked=False)
+        found["touched"] = touched(yard, rank)
+        found["asked"] = asked(yard, rank)
+        found["order"] = order(yard, rank)
+        found["evaluated"] = evaluated(yard, rank)
+    found["odd"] = odd(rank, world)
+    return found
+
+
+def trained(yard, world, steps, layers, accumulation, checkpointed):
+    """SGD beside one process: the largest error of any step, and how often a gather was ahead."""
+    plain, ours = models(yard, layers, checkpointed)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.5) for m in (plain, ours)]
+    yard.workspace.ahead = yard.workspace.spot = 0
+    worst, placements, moved = 0.0, set(), 0
+    for step in range(steps):
+        for model in (plain, ours):
+            for layer in model.layers:
+                layer.router.turn = step
+        batches = [oracle.shares(world, 100 + accumulation * step + i) for i in range(accumulation)]
+        worst = max(worst, check(f"step {step}", one_step(yard, plain, ours, batches, max_norm=1e6)))
+        for optimizer in optimizers:
+            optimizer.step()
+        coming = yard.forecasts.coming(ours.layers[0].site)
+        placements.add(None if coming is None else coming.digest)
+        if step == steps // 2:  # homes move in the middle
+            homes = np.roll(ours.layers[0].home_E, 1)
+            moved = yr.move_experts(ours, yard, homes, optimizers[1])
+    return {
+        "worst": worst, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
+    }  # fmt: skip
+
+
+def two_layers(yard):
+    sizes = (oracle.HIDDEN, oracle.INNER, EXPERTS, 1)
+    return [
+        yr.MoELayer(*sizes, yard, router=Turning(i, EXPERTS), seed=i, dtype=torch.float64) for i in (0, 1)
+    ]
+
+
+def rows(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(16, oracle.HIDDEN, generator=generator, dtype=torch.float64)
+
+
+def touched(yard, rank):
+    """Parameters that change between two layers' calls, on every rank or on one: never old ones."""
+    first, second = two_layers(yard)
+    with torch.no_grad():
+        for _ in range(3):
+            first(rows(rank)), second(rows(rank))
+        found, before = [], yard.workspace.ahead
+        for how in ("written", "on one rank", "stepped", "another tensor"):
+            first(rows(rank))
+            if how == "written" or (how == "on one rank" and rank == 0):
+                second.down.mul_(1.5)
+            elif how == "stepped":
+                second.down.grad = torch.ones_like(second.down)
+                torch.optim.SGD([second.down], lr=0.1).step()
+            elif how == "another tensor":
+                second.down = nn.Parameter(second.down.detach() * 2)
+            got = second(rows(rank))
+            yard.choose(ahead=False)
+            expected = second(rows(rank))
+            yard.choose(ahead=True)
+            first(rows(rank)), second(rows(rank)), first(rows(rank)), second(rows(rank))
+            found.append(float((got - expected).abs().max()))
+    return {"errors": found, "ahead": yard.workspace.ahead - before}
+
+
+def asked(yard, rank):
+    """torch.autograd.grad gives what backward would."""
+    first, second = two_layers(yard)
+    for _ in range(3):
+        x = rows(rank).requires_grad_()
+        out = second(first(x)).square().sum()
+        given = torch.autograd.grad(out, [first.down, second.down], retain_graph=False)
+    out = second(first(rows(rank).requires_grad_())).square().sum()
+    out.backward()
+    return [
+        float((a - b).abs().max()) for a, b in zip(given, (first.down.grad, second.down.grad), strict=True)
+    ]
+
+
+class Log:
+    """A watcher that keeps what ran behind."""
+
+    def __init__(self):
+        self.behind = []
+
+    def agreed(self, kind, began, ended): ...
+    def planned(self, plan, began, ended): ...
+
+    def exchanged(self, flown):
+        if flown.behind:
+            self.behind.append((flown.backward, flown.began, flown.ended))
+
+
+class Slow(torch.autograd.Function):
+    """Computation that takes its time, and says when."""
+
+    @staticmethod
+    def forward(ctx, x, spans, name):
+        ctx.spans, ctx.name = spans, name
+        return slow(x, spans, name)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return slow(grad, ctx.spans, f"{ctx.name} backward"), None, None
+
+
+def slow(x, spans, name):
+    began = time.monotonic()
+    time.sleep(0.15)
+    spans[name] = (began, time.monotonic())
+    return x.clone()
+
+
+def order(yard, rank):
+    """The second layer's gather lies under what comes between the layers, its reduce under the first's backward."""
+    log, spans = Log(), {}
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=60, watcher=log, **REPLICAS) as watched:
+        first, second = two_layers(watched)
+        for _ in range(4):
+            log.behind.clear()
+            dist.barrier()
+            x = rows(rank).requires_grad_()
+            middle = Slow.apply(first(x), spans, "between")
+            second(middle).square().sum().backward()
+    gathers = [(a, b) for backward, a, b in log.behind if not backward]
+    reduces = [(a, b) for backward, a, b in log.behind if backward]
+    return {
+        "gathers": len(gathers),
+        "reduces": len(reduces),
+        "gather behind": any(spans["between"][0] - 0.1 < a and b < spans["between"][1] for a, b in gathers),
+        "reduce behind": any(
+            spans["between backward"][0] - 0.1 < a and b < spans["between backward"][1] for a, b in reduces
+        ),
+    }
+
+
+def evaluated(yard, rank):
+    """Without gradients, and training after it."""
+    first, second = two_layers(yard)
+    results = []
+    for gradients in (True, False, True, False):
+        with torch.set_grad_enabled(gradients):
+            y = second(first(rows(rank)))
+        results.append(y.detach())
+        if gradients:
+            y.square().sum().backward()
+    return float(max((one - results[0]).abs().max() for one in results))
+
+
+def odd(rank, world):
+    """A rank that plans otherwise from the same counts is named before its plan is used."""
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=30, **REPLICAS) as yard:
+        first, second = two_layers(yard)
+        real = yr.layers.ahead.choose_placement
+
+        def other(cluster, options, demand, home_E):
+            found = real(cluster, options, demand, home_E)
+            if rank != 2 or isinstance(demand, my.Demand):
+                return found
+            return my.Placement.of_homes(home_E, yard.size)
+
+        yr.layers.ahead.choose_placement = other
+        try:
+            for _ in range(3):
+                second(first(rows(rank)))
+        except yr.ExchangeError as error:
+            return type(error).__name__, list(error.ranks), str(error)
+        finally:
+            yr.layers.ahead.choose_placement = real
+    return "nothing"
