@@ -349,16 +349,16 @@ class Rank:
 
 def _tell_of_gathers(tell: Any) -> None:
     """Have the layers say when they begin to gather experts."""
-    from moeyard.runtime.layers import experts
+    from moeyard.runtime.layers import chunks
 
-    real = getattr(experts.gather_experts, "real", experts.gather_experts)
+    real = getattr(chunks.gather_experts, "real", chunks.gather_experts)
 
     def told(*arguments: Any, **named: Any) -> Any:
         tell()
         return real(*arguments, **named)
 
     told.real = real  # type: ignore[attr-defined]
-    experts.gather_experts = told
+    chunks.gather_experts = told
 
 
 class SkipStep(Exception):

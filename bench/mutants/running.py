@@ -8,13 +8,18 @@ _SAVES, _TRANSPORT = "tests/runtime/test_saves.py", "tests/runtime/test_transpor
 _WATCH, _YARD = "tests/runtime/test_watch.py", "tests/runtime/test_yard.py"
 _REPLICAS = "tests/runtime/test_replicas.py"
 
-_GATHER = "        if workspace.filled != self.turn:\n            self._fill()\n"
+_AHEAD = "tests/runtime/test_ahead.py"
+
+_GATHER = "        ctx.hosted = hosted\n        hosted.begin()\n"
 _GATHER_BY_VERSION = """\
-        owner = (self.copies.digest, *((one.data_ptr(), one._version) for one in self.parameters))
-        if getattr(workspace, "owner", None) != owner:
-            self._fill()
-            workspace.owner, workspace.weights = owner, self.weights
-        self.weights = workspace.weights
+        ctx.hosted = hosted
+        owner = (hosted.copies.digest, *((one.data_ptr(), one._version) for one in hosted.parameters))
+        owners = hosted.yard.workspace.__dict__.setdefault("owners", {})
+        if owners.get(hosted.site, (None,))[0] == owner:
+            hosted.weights, hosted.slot, hosted.turn, hosted._gather = owners[hosted.site][1]
+        else:
+            hosted.begin()
+            owners[hosted.site] = owner, (hosted.weights, hosted.slot, hosted.turn, hosted._gather)
 """
 
 ONCE_REAL = [  # the first version had these
@@ -111,13 +116,73 @@ ONCE_REAL = [  # the first version had these
     ),
 ]
 
+AHEAD = [  # what runs a layer ahead, behind the rest, or in chunks
+    Mutant(
+        "one rank alone calls a gather off",
+        "runtime/layers/dispatch.py",
+        "bool(values[:, -1].any())",
+        "bool(values[yard.rank, -1])",
+        f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
+    ),
+    Mutant(
+        "a gather is used though its parameters have changed",
+        "runtime/layers/ahead.py",
+        "None if self._begun is None or stale else self._begun.ahead",
+        "None if self._begun is None else self._begun.ahead",
+        f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
+    ),
+    Mutant(
+        "plans made beside the calls are not compared",
+        "runtime/layers/ahead.py",
+        "return int(stale), small_digest(*digests) if digests else 0",
+        "return int(stale), 0",
+        f"{_AHEAD}::test_a_rank_that_plans_otherwise_is_named",
+    ),
+    Mutant(
+        "the next layer's gather takes the memory of this one's",
+        "runtime/transport/buffers.py",
+        'f"slot {turn % 2}"',
+        '"slot"',
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "experts read where a gather was begun, not where it ended",
+        "runtime/layers/replicas.py",
+        "gathered again.\n        return tuple(map(_same_memory, hosted.weights))",
+        "gathered again.\n        return tuple(map(_same_memory, weights))",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "a sum of gradients stays where ways meet",
+        "runtime/layers/replicas.py",
+        "columns[more] = total.index_select(0, place).flatten(1).to(dtype)",
+        "columns[more] = grad.index_select(0, self._index(tier.arrive[added])).flatten(1).to(dtype)",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "a recomputed forward is planned anew",
+        "runtime/layers/ahead.py",
+        "self.again = recomputing()",
+        "self.again = False",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "nothing is begun ahead",
+        "runtime/layers/ahead.py",
+        "if self._next is not None and self._next[0] > layer.site:",
+        "if False:",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+]
+
 RUNNING = [
     *ONCE_REAL,
+    *AHEAD,
     Mutant(
         "sums over copies are rounded to what travels",
         "runtime/layers/replicas.py",
-        "wide = torch.promote_types(grad.dtype, torch.float32)",
-        "wide = grad.dtype",
+        "wide = torch.promote_types(grads[0].dtype, torch.float32)",
+        "wide = grads[0].dtype",
         f"{_REPLICAS}::test_sums_over_copies_are_not_rounded_to_what_travels",
     ),
     Mutant(
@@ -187,7 +252,7 @@ RUNNING = [
         "a buffer that grows on one rank makes it gather alone",
         "runtime/transport/buffers.py",
         "            self._buffers[key, dtype, device] = buffer\n",
-        "            self._buffers[key, dtype, device] = buffer\n            self.filled += 1\n",
+        "            self._buffers[key, dtype, device] = buffer\n            self.turn += 1\n",
         f"{_YARD}::test_a_workspace_grows_and_numbers_its_fillings",
     ),
     Mutant(

@@ -215,9 +215,8 @@ class Use(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hosted: Hosted, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.hosted = hosted
-        return tuple(
-            map(_same_memory, hosted.weights)
-        )  # where they are now: they may have been gathered again
+        # Where they are now: they may have been gathered again.
+        return tuple(map(_same_memory, hosted.weights))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
