@@ -1,0 +1,220 @@
+"""The step with replicas gathered ahead and reduced behind, against the same on the spot: NCCL ranks on one GPU, paired.
+
+    PYTHONPATH=src python bench/gpu_ahead.py [--ranks 4] [--pairs 20] [--json FILE]
+
+Several ranks share one GPU, each as a host of its own (NCCL_HOSTID), messages by way of shared memory and sockets: kernels of all
+ranks wait for the same processors, so what is hidden here is a lower bound, and the figures say nothing of a cluster. Prints: the losses of
+both ways beside one another (bf16), steps' medians and the paired ratio, and from a profile of one step the time in which kernels on the
+stream behind ran while kernels of the training did. Exit status 1 if losses differ or nothing overlapped, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
+WAYS = {"on the spot": {"ahead": False}, "ahead": {"ahead": True}}
+
+
+def run(rank, options, folder, out):
+    os.environ |= {
+        "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    import moeyard as my
+    import moeyard.runtime as yr
+
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "nccl",
+        store=dist.FileStore(f"{folder}/store", options.ranks),
+        rank=rank,
+        world_size=options.ranks,
+    )
+    cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
+    with yr.Yard(
+        cluster=cluster, timeout=120, scheduler="direct", planner="quota", slots=2, policy="quota"
+    ) as yard:
+        jobs = {name: Job(yard, how, rank) for name, how in WAYS.items()}
+        seconds = {name: [] for name in WAYS}
+        for pair in range(options.pairs + 3):
+            for name in sorted(WAYS, reverse=bool(pair % 2)):
+                took = jobs[name].step()
+                if pair >= 3:
+                    seconds[name].append(took)
+        losses = {name: job.losses for name, job in jobs.items()}
+        share = profiled(jobs["ahead"], yard)
+        jobs["ahead"].prepare()
+        counted = torch.tensor([yard.workspace.ahead, yard.workspace.spot])
+    if rank == 0:
+        row = {
+            "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "ranks": options.ranks, "pairs": options.pairs,
+            "seconds": {name: statistics.median(some) for name, some in seconds.items()},
+            "ratio": statistics.median(
+                a / b for a, b in zip(seconds["on the spot"], seconds["ahead"], strict=True)
+            ),
+            "difference": max(
+                abs(a - b) / abs(a) for a, b in zip(losses["on the spot"], losses["ahead"], strict=True)
+            ),
+            "ahead": int(counted[0]), "spot": int(counted[1]), **share,
+        }  # fmt: skip
+        print(json.dumps(row), file=out, flush=True)
+    dist.destroy_process_group()
+
+
+class Job:
+    """A small stack of MoE layers and its optimizer, trained one way."""
+
+    def __init__(self, yard, how, rank):
+        import torch
+
+        import moeyard.runtime as yr
+
+        self.yard, self.how, self.losses = yard, how, []
+        device, dtype = yard.device, torch.bfloat16
+        generator = torch.Generator().manual_seed(rank)
+        self.x = torch.randn(TOKENS, HIDDEN, generator=generator).to(device, dtype)
+        self.prepare()
+
+        class Hot(torch.nn.Module):
+            def forward(self, x):
+                place = torch.arange(len(x), device=x.device)
+                index = torch.where(place % 4 < 2, 0, place % EXPERTS).unsqueeze(1)
+                weight = torch.ones(len(x), 1, device=x.device)
+                return yr.RouterState(weight, index, weight)
+
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(
+            yr.MoELayer(HIDDEN, INNER, EXPERTS, 1, yard, router=Hot(), seed=i, dtype=dtype)
+            for i in range(LAYERS)
+        )
+        self.dense = torch.nn.ModuleList(
+            torch.nn.Linear(HIDDEN, HIDDEN, device=device, dtype=dtype) for _ in range(LAYERS)
+        )
+        self.optimizer = torch.optim.AdamW(
+            [*self.layers.parameters(), *self.dense.parameters()], lr=1e-4, fused=True
+        )
+
+    def prepare(self):
+        if self.yard.options.ahead != self.how["ahead"]:
+            self.yard.choose(**self.how)
+
+    def step(self):
+        """Seconds of a step, the slowest rank's."""
+        import torch
+        import torch.distributed as dist
+
+        import moeyard.runtime as yr
+
+        self.prepare()
+        self.pass_through()  # plans of this way are known again
+        self.optimizer.zero_grad()
+        dist.barrier()
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        loss = self.pass_through()
+        yr.sync_gradients(torch.nn.ModuleList([self.layers, self.dense]), self.yard)
+        self.optimizer.step()
+        torch.cuda.synchronize()
+        took = torch.tensor([time.monotonic() - began], device=self.yard.device)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        self.losses.append(float(loss))
+        return float(took)
+
+    def pass_through(self):
+        h = self.x
+        for layer, dense in zip(self.layers, self.dense, strict=True):
+            for _ in range(8):
+                h = h + 0.05 * dense(h)
+            h = h + layer(h)
+        loss = h.float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+
+def profiled(job, yard):
+    """Kernels of NCCL by stream, and for how long others ran at the same time."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    job.step()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+        job.step()
+    spans = []
+    for event in prof.profiler.kineto_results.events():
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0:
+            spans.append(
+                (
+                    event.device_resource_id(),
+                    event.start_ns(),
+                    event.start_ns() + event.duration_ns(),
+                    event.name(),
+                )
+            )
+    nccl = [one for one in spans if "nccl" in one[3].lower()]
+    compute = [one for one in spans if "nccl" not in one[3].lower() and "mem" not in one[3].lower()]
+    behind = [one for one in nccl if one[0] not in {stream for stream, *_ in compute[:1]}]
+    covered = sum(
+        max(0, min(b, end) - max(a, start))
+        for _, a, b, _ in behind
+        for _, start, end, _ in compute
+        if start < b and end > a
+    )
+    return {
+        "nccl_streams": len({one[0] for one in nccl}),
+        "nccl_us": sum(b - a for _, a, b, _ in nccl) / 1e3,
+        "under_compute_us": covered / 1e3,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no GPU here", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        children = []
+        for rank in range(options.ranks):
+            child = os.fork()
+            if child == 0:
+                status = 0
+                try:
+                    with out.open("a") as file:
+                        run(rank, options, folder, file)
+                except BaseException:
+                    traceback.print_exc()
+                    status = 1
+                sys.stderr.flush()
+                os._exit(status)
+            children.append(child)
+        failed = any(os.waitpid(child, 0)[1] for child in children)
+        if failed:
+            return 1
+        row = json.loads(out.read_text())
+    print(json.dumps(row, indent=1))
+    if options.json:
+        Path(options.json).write_text(json.dumps(row))
+    return int(row["difference"] > 2e-2 or row["under_compute_us"] <= 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
