@@ -14,10 +14,10 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
@@ -150,17 +150,11 @@ def profiled(job, yard):
     job.step()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
         job.step()
-    spans = []
-    for event in prof.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0:
-            spans.append(
-                (
-                    event.device_resource_id(),
-                    event.start_ns(),
-                    event.start_ns() + event.duration_ns(),
-                    event.name(),
-                )
-            )
+    spans = [
+        (one.device_resource_id(), one.start_ns(), one.start_ns() + one.duration_ns(), one.name())
+        for one in prof.profiler.kineto_results.events()
+        if one.device_type() == torch.autograd.DeviceType.CUDA and one.duration_ns() > 0
+    ]
     nccl = [one for one in spans if "nccl" in one[3].lower()]
     compute = [one for one in spans if "nccl" not in one[3].lower() and "mem" not in one[3].lower()]
     behind = [one for one in nccl if one[0] not in {stream for stream, *_ in compute[:1]}]
@@ -184,32 +178,37 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--json")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds for everything")
     options = parser.parse_args()
+    if "MOEYARD_RANK" in os.environ:
+        folder = os.environ["MOEYARD_FOLDER"]
+        with (Path(folder) / "out").open("a") as file:
+            run(int(os.environ["MOEYARD_RANK"]), options, folder, file)
+        return 0
     import torch
 
     if not torch.cuda.is_available():
         print("no GPU here", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
-        children = []
-        for rank in range(options.ranks):
-            child = os.fork()
-            if child == 0:
-                status = 0
-                try:
-                    with out.open("a") as file:
-                        run(rank, options, folder, file)
-                except BaseException:
-                    traceback.print_exc()
-                    status = 1
-                sys.stderr.flush()
-                os._exit(status)
-            children.append(child)
-        failed = any(os.waitpid(child, 0)[1] for child in children)
-        if failed:
+        command = [sys.executable, __file__, "--ranks", str(options.ranks), "--pairs", str(options.pairs)]
+        children = [
+            subprocess.Popen(command, env=os.environ | {"MOEYARD_RANK": str(rank), "MOEYARD_FOLDER": folder})
+            for rank in range(options.ranks)
+        ]
+        end = time.monotonic() + options.limit
+        while any(child.poll() is None for child in children) and time.monotonic() < end:
+            if any(child.poll() for child in children):
+                end = min(end, time.monotonic() + 10)  # the others wait for one that failed
+            time.sleep(0.2)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if any(child.returncode for child in children):
+            print(f"ranks left with {[child.returncode for child in children]}", file=sys.stderr)
             return 1
-        row = json.loads(out.read_text())
+        row = json.loads((Path(folder) / "out").read_text())
     print(json.dumps(row, indent=1))
     if options.json:
         Path(options.json).write_text(json.dumps(row))
