@@ -52,7 +52,7 @@ def run(rank, options, folder, out):
                 took = jobs[name].step()
                 if pair >= 3:
                     seconds[name].append(took)
-        losses = {name: job.losses for name, job in jobs.items()}
+        losses = {name: list(job.losses) for name, job in jobs.items()}
         share = profiled(jobs["ahead"], yard)
         jobs["ahead"].prepare()
         counted = torch.tensor([yard.workspace.ahead, yard.workspace.spot])
