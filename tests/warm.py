@@ -27,6 +27,7 @@ def placements() -> None:
     """Every planner, its assignment, the bound, the simulator."""
     cluster = my.Cluster(2, 2, my.Port(2e9, 1e-5), my.Port(1e9, 1e-5))
     traffic = warm_placements(cluster, [{"planner": name, "slots": 1} for name in my.PLANNERS])
+    my.place(cluster, [my.Demand([[4, 2, 1, 1]] * 4)], "quota", 2)
     my.bound(cluster, traffic)
     my.simulate(cluster, my.schedule(cluster, traffic, "direct"))
 

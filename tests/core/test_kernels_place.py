@@ -13,12 +13,13 @@ from moeyard.arrays import frozen
 from moeyard.kernels.common.csr import grouped, pointers
 from moeyard.kernels.common.sort import ascend, by_key, heaviest_first, largest
 from moeyard.kernels.place import assign as served
-from moeyard.kernels.place.fill import Loads, add_spare, by_rows, fill_to, level, quota_hosts
+from moeyard.kernels.place.fill import Loads, by_rows, fill_to, level, quota_hosts
 from moeyard.kernels.place.greedy import Times, greedy_hosts
 from moeyard.kernels.place.hosts import Groups, free_slots, hosts_of
 from moeyard.kernels.place.pack import Items, pack, replicate
 from moeyard.kernels.place.quota import quota_shares
 from moeyard.kernels.place.rebalance import Shape, copies_of, pack_counts, rebalance, slots_of_experts
+from moeyard.kernels.place.spare import add_spare
 
 quick = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -220,7 +221,7 @@ def test_more_replicas_help_and_keep_within_slots_and_number(table, slots, most)
     assert (hosts >= before).all()
     assert peak(hosts) <= peak(before)
     copies = hosts.sum() - len(home)
-    add_spare(rows, home, slots, most - copies, hosts)
+    add_spare(rows.astype(float), home, np.ones(hosts.shape[1]), slots, most - copies, hosts)
     assert hosts.sum() - len(home) <= most
     assert free_slots(hosts, home, slots).min() >= 0
     if hosts.sum() - len(home) < most:  # only because nothing more fits

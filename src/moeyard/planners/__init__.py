@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from moeyard.arrays import IntArray
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.cost import migration_seconds, step_cost
@@ -12,6 +14,7 @@ from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.migration import Migration
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
+from moeyard.planners.ahead import fill_ahead, newest, plan_quota_ahead
 from moeyard.planners.auto import plan_auto
 from moeyard.planners.balanced import plan_balanced
 from moeyard.planners.domains import plan_domains
@@ -22,10 +25,16 @@ from moeyard.planners.static import plan_static
 
 
 class Planner(Protocol):
-    """A pure function. `slots`: room for replicas on each rank, None for as many as pay."""
+    """A pure function. `slots`: room for replicas on each rank, None for as many as pay. `home_E`: homes that stay."""
 
     def __call__(
-        self, cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+        self,
+        cluster: Cluster,
+        demand: Demand,
+        *,
+        slots: int | None = None,
+        model: ModelSpec | None = None,
+        home_E: IntArray | None = None,
     ) -> Placement: ...
 
 
@@ -44,7 +53,7 @@ PLANNERS: dict[str, Planner] = {
 
 def place(
     cluster: Cluster,
-    demand: Demand,
+    demand: Demand | Sequence[Demand],
     planner: str = "auto",
     slots: int | None = None,
     model: ModelSpec | None = None,
@@ -52,13 +61,18 @@ def place(
     *,
     memory: float | None = None,
     steps: int = 100,
+    home_E: IntArray | None = None,
 ) -> Placement:
     """Who hosts which expert, by one of PLANNERS.
 
+    A list of demands, oldest first, asks for the one that follows them: the planner answers the newest, and free slots hold what
+    the forecast may be wrong about (`planners.ahead`). `home_E`: homes that stay where they are; default spread evenly, or moved.
     `slots`: extra replica slots per rank, `memory`: bytes for them; None: no cap. With `previous` it stays as it is unless
     the new placement saves more, over `steps` steps of this demand, than the move from `previous` costs. Without a model,
     what depends on one is planned for a stand-in (50 MB experts), and the placement says so: `model_assumed`.
     """
+    history = newest(demand)
+    ahead, demand = not isinstance(demand, Demand), history[-1]
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidDemand(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; give one row of counts per rank"
@@ -76,7 +90,10 @@ def place(
             )
         fits = int(min(memory // (model or STAND_IN).expert_bytes, demand.num_experts))
         slots = fits if slots is None else min(slots, fits)
-    placement = PLANNERS[planner](cluster, demand, slots=slots, model=model)
+    plan = plan_quota_ahead if ahead and planner == "quota" else PLANNERS[planner]
+    placement = plan(cluster, demand, slots=slots, model=model, home_E=home_E)
+    if ahead:
+        placement = fill_ahead(cluster, history, placement, planner, slots=slots, model=model)
     if slots is not None:
         placement.within(slots)
     if model is None and (planner in BY_MODEL or memory is not None):

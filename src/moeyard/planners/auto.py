@@ -16,17 +16,23 @@ from moeyard.kernels.step.search import Job, Scored
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.balanced import plan_balanced
-from moeyard.planners.common import STAND_IN, slot_cap
+from moeyard.planners.common import STAND_IN, homes_of, slot_cap
 from moeyard.planners.domains import search_domains
 from moeyard.planners.prophet import plan_prophet
 from moeyard.planners.quota import plan_quota
 from moeyard.planners.shadow import plan_shadow
-from moeyard.planners.static import plan_static, static_homes
+from moeyard.planners.static import plan_static
 
 
 class Single(Protocol):
     def __call__(
-        self, cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+        self,
+        cluster: Cluster,
+        demand: Demand,
+        *,
+        slots: int | None = None,
+        model: ModelSpec | None = None,
+        home_E: IntArray | None = None,
     ) -> Placement: ...
 
 
@@ -72,26 +78,36 @@ class Found:
 
 
 def plan_auto(
-    cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+    cluster: Cluster,
+    demand: Demand,
+    *,
+    slots: int | None = None,
+    model: ModelSpec | None = None,
+    home_E: IntArray | None = None,
 ) -> Placement:
     """Lowest predicted step time over all planners, each served its best way, then improved by local search.
 
     Never above the best planner by `step_cost` with policy `auto`: every planner's placement, and every partition that
     `domains` may choose, is a candidate, scored by that very measure or left out by a bound that none of its ways is below.
     """
-    return search_auto(cluster, demand, slots=slots, model=model).placement
+    return search_auto(cluster, demand, slots=slots, model=model, home_E=home_E).placement
 
 
 def search_auto(
-    cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+    cluster: Cluster,
+    demand: Demand,
+    *,
+    slots: int | None = None,
+    model: ModelSpec | None = None,
+    home_E: IntArray | None = None,
 ) -> Found:
     """`plan_auto`, with the figures behind its choice."""
     model = model or STAND_IN
     job, effort = job_of(cluster, demand, model, slot_cap(demand, slots)), effort_of(demand)
     table = _Table(job)
     for name, planner in SINGLES.items():
-        table.offer(name, planner(cluster, demand, slots=slots, model=model))
-    homes = static_homes(demand.num_experts, cluster.num_ranks)
+        table.offer(name, planner(cluster, demand, slots=slots, model=model, home_E=home_E))
+    homes = homes_of(cluster, demand, home_E)
     family = search.quota_family(job, homes, table.of("quota").scored, effort.levels)
     table.add("quota", homes, family, False)
     search_domains(
@@ -99,6 +115,7 @@ def search_auto(
         demand,
         slots=slots,
         model=model,
+        home_E=home_E,
         score=lambda one: table.offer("domains", one),
         below=table.least,
     )

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.arrays import BoolArray
+from moeyard.arrays import BoolArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.kernels.place.pack import Items, pack, replicate
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.planners.common import homes_of, keep_homes
 
 SWAPS = 32  # off the slowest rank, after packing
 
 
 def plan_balanced(
-    cluster: Cluster, demand: Demand, *, slots: int | None = None, model: ModelSpec | None = None
+    cluster: Cluster,
+    demand: Demand,
+    *,
+    slots: int | None = None,
+    model: ModelSpec | None = None,
+    home_E: IntArray | None = None,
 ) -> Placement:
     """Give every replica slot to the expert with the most rows per copy, then pack, heaviest first.
 
     Homes move: a rank owns at most ceil(experts / ranks) of them and holds at most `slots` replicas (default 1), never
-    two copies of one expert. Copies serve equal parts (policy `even`); the model does not matter.
+    two copies of one expert. Copies serve equal parts (policy `even`); the model does not matter. Homes that are given stay,
+    and the replicas are those that the packing had there.
     """
     ranks, experts = cluster.num_ranks, demand.num_experts
     per_rank = min(experts - 1, 1 if slots is None else slots)
@@ -28,7 +35,12 @@ def plan_balanced(
     # Copies of like weight pack well only if they divide over the ranks: also try the most that do.
     tries = sorted({full, max(0, full - (experts + full) % ranks)}, reverse=True)
     found = [_pack(cluster, demand, copies, per_rank) for copies in tries]
-    return min(found, key=lambda one: one[0])[1]
+    placement = min(found, key=lambda one: one[0])[1]
+    return (
+        placement
+        if home_E is None
+        else keep_homes(placement, demand, homes_of(cluster, demand, home_E), per_rank)
+    )
 
 
 def _pack(cluster: Cluster, demand: Demand, copies: int, per_rank: int) -> tuple[float, Placement]:

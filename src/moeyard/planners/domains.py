@@ -30,8 +30,7 @@ from moeyard.kernels.step.gather import Gather, nothing, set_tier
 from moeyard.kernels.step.transport import Loads, Ports
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
-from moeyard.planners.common import STAND_IN
-from moeyard.planners.static import static_homes
+from moeyard.planners.common import STAND_IN, homes_of
 from moeyard.sim.step import simulate_step
 from moeyard.sim.transport import layer_times
 
@@ -110,7 +109,7 @@ def search_domains(
         raise InvalidPlacement(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; they must agree"
         )
-    homes = static_homes(demand.num_experts, cluster.num_ranks) if home_E is None else home_E
+    homes = homes_of(cluster, demand, home_E)
     rates = rates_of(
         cluster,
         model or STAND_IN,

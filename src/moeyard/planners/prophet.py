@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import writable
+from moeyard.arrays import IntArray, writable
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
 from moeyard.kernels.place.greedy import Times, greedy_hosts
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
-from moeyard.planners.common import STAND_IN, mean_bandwidth, slot_cap
-from moeyard.planners.static import static_homes
+from moeyard.planners.common import STAND_IN, homes_of, mean_bandwidth, slot_cap
 
 BALANCED = 0.5  # loads that differ by less than this part of the mean expert count as balanced
 
@@ -21,6 +20,7 @@ def plan_prophet(
     *,
     slots: int | None = None,
     model: ModelSpec | None = None,
+    home_E: IntArray | None = None,
     left_out: int | None = None,
     alpha: float = BALANCED,
     overlap: bool = True,
@@ -35,7 +35,7 @@ def plan_prophet(
     if left_out is not None and not 0 <= left_out < ranks:
         raise InvalidPlacement(f"left_out is {left_out}; leave out 0 to {ranks - 1} of {ranks} ranks")
     tries = sorted({0, ranks // 4, ranks // 2, 3 * ranks // 4}) if left_out is None else [left_out]
-    homes = static_homes(demand.num_experts, cluster.num_ranks)
+    homes = homes_of(cluster, demand, home_E)
     times = model_times(cluster, model or STAND_IN, overlap=overlap)
     tolerance = alpha * float(demand.rows.sum()) / demand.num_experts
     found = [

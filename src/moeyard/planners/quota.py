@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import writable
+import numpy as np
+
+from moeyard.arrays import IntArray, writable
 from moeyard.assign import groups_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.kernels.place.fill import add_spare, level, quota_hosts
+from moeyard.kernels.place.fill import level, quota_hosts
+from moeyard.kernels.place.spare import add_spare
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
-from moeyard.planners.common import slot_cap
-from moeyard.planners.static import static_homes
+from moeyard.planners.common import homes_of, slot_cap
 
 STEPS = 20  # halvings of the threshold's range
 
@@ -21,6 +23,7 @@ def plan_quota(
     *,
     slots: int | None = None,
     model: ModelSpec | None = None,
+    home_E: IntArray | None = None,
     copies: int | None = None,
     spare: bool | None = None,
 ) -> Placement:
@@ -31,7 +34,7 @@ def plan_quota(
     replicas in all; default one per rank. `spare`: use what is left of these for the hottest experts, so that the split can
     follow a demand that drifts; default where `slots` are given.
     """
-    homes = static_homes(demand.num_experts, cluster.num_ranks)
+    homes = homes_of(cluster, demand, home_E)
     rows_E = demand.rows.sum(axis=0)
     cap = slot_cap(demand, slots)
     most = cluster.num_ranks if copies is None else copies
@@ -41,5 +44,6 @@ def plan_quota(
         rows_ER = demand.rows.T.copy()
         level(rows_ER, homes, speed, groups_of(cluster), cap, most, hosts)
     if slots is not None if spare is None else spare:
-        add_spare(rows_E, homes, cap, most - (int(hosts.sum()) - demand.num_experts), hosts)
+        left = most - (int(hosts.sum()) - demand.num_experts)
+        add_spare(rows_E.astype(np.float64), homes, np.ones(cluster.num_ranks), cap, left, hosts)
     return Placement(homes, hosts, "quota")

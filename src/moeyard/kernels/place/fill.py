@@ -102,7 +102,7 @@ def fill_to(threshold, loads, slots, hosts_ER):
     return copies
 
 
-@kernel
+@kernel(nogil=True)
 def quota_hosts(rows_E, home_E, speed_R, slots, most, at_least, steps):
     """(hosts_ER, threshold): the lowest threshold that filling reaches with at most `most` replicas, not below `at_least`.
 
@@ -176,7 +176,7 @@ def relief(e, tight, free_R, hosts_ER):
     return to
 
 
-@kernel
+@kernel(nogil=True)
 def level(rows_ER, home_E, speed_R, groups, slots, most, hosts_ER):
     """Add replicas where the exact split is tightest, while each lowers its maximum: `most` in all.
 
@@ -210,43 +210,3 @@ def level(rows_ER, home_E, speed_R, groups, slots, most, hosts_ER):
             hosts_ER[e, to] = False
         if not better:
             return
-
-
-@kernel
-def spare_place(rows_E, count_E, free_R, hosts_ER):
-    """(expert, rank) of one more replica: of the expert with the most rows per host, on the rank that hosts the least of them."""
-    experts, ranks = hosts_ER.shape
-    weight = np.zeros(ranks)
-    for e in range(experts):
-        for r in range(ranks):
-            if hosts_ER[e, r]:
-                weight[r] += rows_E[e] / count_E[e]
-    best, where = -1, -1
-    for e in range(experts):
-        if best >= 0 and rows_E[e] / count_E[e] <= rows_E[best] / count_E[best]:
-            continue
-        to = -1
-        for r in range(ranks):
-            if free_R[r] > 0 and not hosts_ER[e, r] and (to < 0 or weight[r] < weight[to]):
-                to = r
-        if to >= 0:
-            best, where = e, to
-    return best, where
-
-
-@kernel
-def add_spare(rows_E, home_E, slots, copies, hosts_ER):
-    """Add `copies` replicas, each where `spare_place` says."""
-    experts, ranks = hosts_ER.shape
-    count = np.zeros(experts, np.int64)
-    for e in range(experts):
-        for r in range(ranks):
-            count[e] += hosts_ER[e, r]
-    free = free_slots(hosts_ER, home_E, slots)
-    for _ in range(copies):
-        e, r = spare_place(rows_E, count, free, hosts_ER)
-        if e < 0:
-            return
-        hosts_ER[e, r] = True
-        count[e] += 1
-        free[r] -= 1

@@ -78,7 +78,7 @@ def extremes(computed_R, received_R, speed_R):
     return top, peak, least, crossed
 
 
-@kernel
+@kernel(nogil=True)
 def greedy_hosts(rows_RE, home_E, speed_R, left_out, tolerance, slots, times, by_rank):
     """(hosts_ER, time): the best prefix of a greedy row of experts, each copied to all ranks but `left_out`.
 

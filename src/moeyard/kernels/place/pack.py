@@ -161,7 +161,7 @@ def shelf_of(items, room_GK, slow_G, experts):
     )
 
 
-@kernel
+@kernel(nogil=True)
 def pack(items, room_GK, slow_G, experts, goal, rounds):
     """(rank of each item, load of each rank): never two items of one expert on a rank, no more than the room.
 

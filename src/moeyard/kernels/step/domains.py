@@ -92,7 +92,7 @@ def send(x, rows_B, sizes, shape, rank_loads, wan_out, far):
         computed[t] += rows_B[b]
 
 
-@kernel
+@kernel(nogil=True)
 def domain_loads(rows_RE, home_E, S0, S1, widths, shape):
     """([width, (up_out, up_in, off_out, off_in, computed), rank], [width, (out, in), datacenter]) in rows.
 

@@ -97,7 +97,7 @@ def seconds_of(job, plan, rows_RR):
     return compose(exchange, plan.gather, rows_into(rows_RR), job.rates)[TOTAL]
 
 
-@kernel
+@kernel(nogil=True)
 def score(job, home_E, hosts_ER, kind, slack):
     """A host table served one way."""
     plan = plan_of(job, home_E, hosts_ER)
@@ -117,7 +117,7 @@ def served_bound(job, plan, even_RR, near_RR):
     return compose(least, plan.gather, rows_into(even_RR), job.rates)[TOTAL] * ROUNDING
 
 
-@kernel
+@kernel(nogil=True)
 def best_way(job, home_E, hosts_ER, ways, enough):
     """The best way to serve a host table, ties to the earlier; where none can be below `enough`, any one.
 
@@ -204,7 +204,7 @@ def keep(scored):
     return Scored(scored.hosts_ER.copy(), scored.kind, scored.slack, scored.seconds, scored.rows_RR)
 
 
-@kernel
+@kernel(nogil=True)
 def cover_family(job, home_E, start, most):
     """Replicas of the k hottest experts in every datacenter, or node, or on every rank, for growing k; the best of all.
 
@@ -219,7 +219,7 @@ def cover_family(job, home_E, start, most):
     return best
 
 
-@kernel
+@kernel(nogil=True)
 def quota_family(job, home_E, best, levels):
     """Quota placements of growing threshold, each with fewer replicas, served with the same slack; or `best`."""
     rows, speed = np.int64(0), 0.0
@@ -297,7 +297,7 @@ def change(kind, e, job, home_E, load_R, hosts_ER):
     return cover(e, size, job, load_R.copy(), free, hosts_ER) > 0
 
 
-@kernel
+@kernel(nogil=True)
 def climb(job, home_E, start, budget):
     """Change one expert's hosts at a time, hottest first, keeping what helps, until nothing does or `budget` scores."""
     best = keep(start)
