@@ -44,7 +44,7 @@ def test_training_is_that_of_one_process(found, case, calls):
 
 def test_a_parameter_that_changes_between_two_layers_calls_the_gather_off(found):
     for rank in found:
-        assert max(rank["touched"]["errors"]) == 0.0
+        assert max(rank["touched"]["errors"]) < 1e-12  # other hosts multiply rows in other company
         assert rank["touched"]["ahead"] > 0
 
 
@@ -61,7 +61,7 @@ def test_gathers_and_reduces_lie_behind_what_is_computed(found):
 
 def test_evaluation_between_steps(found):
     for rank in found:
-        assert rank["evaluated"] == 0.0
+        assert rank["evaluated"] < 1e-12
 
 
 def test_a_rank_that_plans_otherwise_is_named(found):

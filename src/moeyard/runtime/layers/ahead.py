@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -213,16 +212,4 @@ def choose_placement(
     ranks = cluster.num_ranks
     if options.planner == "static":
         return Placement.of_homes(home_E, ranks, "static")
-    latest = demand if isinstance(demand, Demand) else demand[-1]
-    found = place(cluster, latest, options.planner, options.slots, options.model)
-    if (found.home_E == home_E).all():
-        return found
-    hosts = found.hosts_ER.copy()
-    rank_R = np.arange(ranks)
-    own = home_E[:, None] == rank_R
-    room = int(found.replicas_R.max()) if options.slots is None else options.slots
-    heavy = np.argsort(-latest.rows.sum(axis=0), kind="stable")
-    for rank in rank_R:  # the heaviest replicas stay where a home that is not ours took no slot
-        extra = [e for e in heavy if hosts[e, rank] and not own[e, rank]]
-        hosts[extra[room:], rank] = False
-    return Placement(home_E, hosts | own, found.planner)
+    return place(cluster, demand, options.planner, options.slots, options.model, home_E=home_E)
