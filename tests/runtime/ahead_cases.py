@@ -230,10 +230,12 @@ def order(yard, rank):
 
 def evaluated(yard, rank):
     """Without gradients, and training after it."""
+    yard.workspace.clear()
     first, second = two_layers(yard)
     results = []
-    for gradients in (True, False, True, False):
-        with torch.set_grad_enabled(gradients):
+    for gradients in (False, True, False, True, False):
+        # The first memory for replicas is taken in inference mode, which must not stick to it.
+        with torch.set_grad_enabled(True) if gradients else torch.inference_mode():
             y = second(first(rows(rank)))
         results.append(y.detach())
         if gradients:

@@ -79,7 +79,8 @@ class Workspace:
             count *= n
         buffer = self._buffers.get((key, dtype, device))
         if buffer is None or buffer.numel() < count:
-            buffer = torch.empty(count, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # it is used outside, too
+                buffer = torch.empty(count, dtype=dtype, device=device)
             self._buffers[key, dtype, device] = buffer
         return buffer[:count].view(shape)
 
