@@ -19,7 +19,9 @@ import moeyard as my
 from bench import samples
 from moeyard.fold import fold
 from moeyard.formats import arrays, clusters, models, placements, schedules, timelines
+from moeyard.formats.replays import load_replay, save_replay
 from moeyard.formats.traces import find_trace
+from moeyard.replay.result import FIGURES, Replay, Way
 from moeyard.report.run import load_run
 from moeyard.report.write import page_of_run
 
@@ -79,6 +81,16 @@ def make_recorded(folder: Path) -> list[Path]:
 
 def read_recorded(path: Path) -> None:
     fold(find_trace(str(path)), 3).demand(0, 0)
+
+
+def make_replays(folder: Path) -> list[Path]:
+    figures = {name: np.linspace(1, 2, 3) for name in FIGURES}
+    found = Replay(
+        {"network": "estimate"}, {"trace": "x"}, (0, 1, 5), np.ones(3), np.array([np.nan, 0.1, 0.2]),
+        (Way("static", "direct", figures), Way("auto", "auto", figures)),
+    )  # fmt: skip
+    save_replay(found, folder)
+    return [folder / "replay.json"]
 
 
 def make_timelines(folder: Path) -> list[Path]:
@@ -236,6 +248,7 @@ READERS = {
         Reader("demand", make_matrices, arrays.load_demand),
         Reader("traces", make_traces, read_trace),
         Reader("recorded", make_recorded, read_recorded),
+        Reader("replays", make_replays, load_replay),
         Reader("placements", stored("placement.json"), placements.load_placement),
         Reader("schedules", stored("schedule.json"), schedules.load_schedule),
         Reader("timelines", make_timelines, read_timeline),

@@ -31,6 +31,7 @@ LAYERS = {
         "traffic",
     },
     2: {
+        "advise",
         "assign",
         "bounds",
         "choices",
@@ -44,6 +45,7 @@ LAYERS = {
         "formats",
         "lower",
         "planners",
+        "replay",
         "schedulers",
         "sim",
         "verify",

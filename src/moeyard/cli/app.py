@@ -45,6 +45,21 @@ COMMANDS = {
         moeyard simulate cluster.toml rows.npy --json
         """,
     ),
+    "replay": Command(
+        "Replay recorded routing on a cluster, every record through planners x schedulers.",
+        """
+        moeyard replay h200-4x8 mixtral-8 --model mixtral-8x7b
+        moeyard replay cluster.toml router.jsonl --forecast ema --out out/replay
+        moeyard replay h200-4x8 rotating-hotspot:0.5 --planner auto --scheduler auto
+        """,
+    ),
+    "advise": Command(
+        "Say what a step costs today, what each idea would save on it, and what to switch on.",
+        """
+        moeyard advise h200-4x8 mixtral-8 --model mixtral-8x7b --tokens 4096
+        moeyard advise cluster.toml router.jsonl --model config.json --json
+        """,
+    ),
     "train": Command(
         "Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.",
         """

@@ -64,6 +64,68 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "max_position_embeddings": 163840,
     },
+    "mixtral-8x22b": {
+        "model_type": "mixtral",
+        "hidden_size": 6144,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 56,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 65536,
+    },
+    "qwen3-235b-a22b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 94,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 40960,
+    },
+    "dbrx": {
+        "model_type": "dbrx",
+        "d_model": 6144,
+        "n_layers": 40,
+        "n_heads": 48,
+        "num_key_value_heads": 8,
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        "max_position_embeddings": 32768,
+    },
+    "deepseek-v2-lite": {
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 16,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "max_position_embeddings": 163840,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "max_position_embeddings": 131072,
+    },
 }
 
 
@@ -72,21 +134,26 @@ def model_names() -> list[str]:
     return sorted(MODELS)
 
 
-def load_model(source: PathLike, *, flops: float = 400e12, tokens_per_rank: int | None = None) -> ModelSpec:
-    """A model by name, or from a Hugging Face config.json."""
+def model_config(source: PathLike) -> dict[str, Any]:
+    """The configuration of a model by name, or of a Hugging Face config.json."""
     text = str(source)
     if text in MODELS:
-        config = MODELS[text]
-    elif Path(text).suffix == ".json" or "/" in text:
-        try:
-            config = json.loads(Path(text).read_text(encoding="utf-8"))
-        except RecursionError:
-            raise InvalidFile(f"{text}: not JSON that can be read: nested too deep") from None
-        except ValueError as error:  # also: not UTF-8
-            raise InvalidFile(f"{text}: not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise InvalidFile(f"{text}: a Hugging Face config is a JSON object, got {type(config).__name__}")
-    else:
+        return MODELS[text]
+    if not (Path(text).suffix == ".json" or "/" in text):
         raise UnknownName.of("model", text, MODELS)
-    with named(text):
+    try:
+        config = json.loads(Path(text).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InvalidFile(f"{text}: not JSON that can be read: nested too deep") from None
+    except ValueError as error:  # also: not UTF-8
+        raise InvalidFile(f"{text}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidFile(f"{text}: a Hugging Face config is a JSON object, got {type(config).__name__}")
+    return config
+
+
+def load_model(source: PathLike, *, flops: float = 400e12, tokens_per_rank: int | None = None) -> ModelSpec:
+    """A model by name, or from a Hugging Face config.json."""
+    config = model_config(source)
+    with named(str(source)):
         return ModelSpec.from_config(config, flops=flops, tokens_per_rank=tokens_per_rank)

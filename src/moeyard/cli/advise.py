@@ -1,0 +1,168 @@
+"""`moeyard advise CLUSTER TRACE`: would it help me, and what would I switch on?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from moeyard.advise import IDEAS, WORTH, Advice, Choice
+from moeyard.advise import advise as make_advice
+from moeyard.cli.routing import (
+    Case,
+    ClusterName,
+    Experts,
+    Layers,
+    ModelName,
+    Records,
+    Seed,
+    Tokens,
+    TopK,
+    TraceName,
+    Wanted,
+    read_case,
+)  # fmt: skip
+from moeyard.cli.show import console, print_json, table
+from moeyard.kernels.build import prepare
+from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
+from moeyard.units import show_bytes, show_seconds
+
+
+def run(
+    cluster: ClusterName,
+    trace: TraceName,
+    model: ModelName = None,
+    forecast: Annotated[str, typer.Option(help="What placements are made from: last, ema or trend of the records before.")] = "last",
+    slots: Annotated[int | None, typer.Option(min=1, help="Replica slots per rank; default: as many as are worth their memory, at most 4.")] = None,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Gathers and reduces hide behind compute.")] = False,
+    tokens: Tokens = None,
+    records: Records = None,
+    layers: Layers = None,
+    experts: Experts = None,
+    top_k: TopK = None,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page of text.")] = False,
+) -> None:  # fmt: skip
+    """Say what a step costs today, what each idea would save on it, and what to switch on.
+
+    Today is a plain all-to-all with experts at home. Takes the last records of the trace and a few of its layers; all times are
+    modelled. `moeyard replay` looks at every record.
+    """
+    case = read_case(cluster, trace, Wanted(model, tokens, records, layers, experts, top_k, seed))
+    prepare("plan")
+    prepare("schedule")
+    status = Console(stderr=True, highlight=False)
+    with status.status("replaying; usually half a minute") as bar:
+        advice = make_advice(
+            case.cluster, case.trace, case.model, forecast=forecast, slots=slots, overlap=overlap,
+            jobs=jobs or os.cpu_count() or 1, watch=lambda said: bar.update(f"replaying: {said}"),
+        )  # fmt: skip
+    name = cluster if not Path(cluster).suffix else str(Path(cluster))
+    if json:
+        print_json(_data(case, advice, name, forecast, overlap))
+    else:
+        _show(case, advice, name, forecast, overlap)
+
+
+def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> dict[str, Any]:
+    ways = advice.alone | {"together": advice.together}
+    return {
+        "today_s": advice.today.step_s,
+        "savings": {name: advice.today.step_s - choice.step_s for name, choice in ways.items()},
+        "yard": advice.together.yard(cluster) if advice.worth else None,
+        "memory_bytes": advice.memory_bytes if advice.worth else 0,
+        "worth": advice.worth,
+        "bound_s": advice.bound_s,
+        "step_s": {name: choice.step_s for name, choice in ways.items()} | {"counts_known": advice.known.step_s},
+        "choices": {
+            name: {"planner": c.planner, "scheduler": c.scheduler, "slots": c.slots} for name, c in ways.items()
+        },
+        "forecast": {"method": forecast, "error": advice.error},
+        "not_below_tokens_share": advice.least_tokens,
+        "plan_s": advice.together.plan_s,
+        "overlap": overlap,
+        "looked_at": {"records": advice.records, "layers": advice.layers},
+        "conditions": case.conditions,
+        "provenance": data_of(
+            dict.fromkeys(("today_s", "savings", "step_s", "bound_s", "memory_bytes"), CLOSED_FORM)
+            | {"plan_s": CLOCKED}
+        ),
+    }  # fmt: skip
+
+
+def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
+    out = console()
+    for name in ("cluster", "trace", "model", "folded", "loads"):
+        text = case.conditions.get(name)
+        if text and not text.startswith("no:"):
+            out.print(f"{name}: {text}")
+    rows = table("", "", ">a step", ">saves", "how")
+    rows.add_row("today", "plain all-to-all, experts at home", show_seconds(advice.today.step_s), "", "")
+    for name, choice in advice.alone.items():
+        rows.add_row(
+            name, IDEAS[name], show_seconds(choice.step_s), f"{advice.saving(choice):.0%}", _how(choice)
+        )
+    both = advice.together
+    rows.add_row(
+        "together",
+        "the best of all",
+        show_seconds(both.step_s),
+        f"{advice.saving(both):.0%}",
+        _how(both),
+        style="bold",
+    )
+    out.print(rows)
+    out.print(
+        f"today is {advice.today.step_s / advice.bound_s:.1f} x the bound that no placement beats ({show_seconds(advice.bound_s)}); "
+        f"a rank has {1 / max(advice.today.balancedness, 1e-9):.1f} x the mean rows at most"
+    )
+    if advice.balanced:
+        out.print("the routing is balanced: schedules and replicas have little to gain here")
+    if not advice.worth:
+        out.print(
+            f"little to gain: at most {max(0.0, advice.saving(both)):.0%} of a step, less than {WORTH:.0%}. Stay with what you have.",
+            style="bold",
+        )
+    else:
+        _what_to_do(out, case, advice, cluster, forecast)
+    out.print(
+        f"all times {CLOSED_FORM}, of {advice.records} records and {advice.layers} layers scaled to {case.model.layers}; gathers and "
+        f"reduces {'hidden' if overlap else 'not hidden'} behind compute; planning {show_seconds(both.plan_s)} a layer here ({CLOCKED}), not in it"
+    )
+
+
+def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast: str) -> None:
+    both = advice.together
+    if both.planner != "static":
+        lost = 1 - advice.known.step_s / both.step_s
+        sure = "sure" if lost < 0.05 else "fair" if lost < 0.2 else "poor"
+        out.print(
+            f"forecast ({forecast}): {sure}: {advice.error:.0%} of rows guessed for the wrong rank or expert; with counts known "
+            f"a step would take {show_seconds(advice.known.step_s)} ({lost:.0%} less)"
+        )
+        out.print(
+            f"memory: {both.slots} x ({show_bytes(case.model.expert_bytes)} weights + {show_bytes(case.model.gradient_bytes)} gradients) "
+            f"= {show_bytes(advice.memory_bytes)} per rank"
+        )
+    idle = [name for name, choice in advice.alone.items() if advice.saving(choice) < NOTHING]
+    where = [f"{', '.join(idle)} alone"] if idle else []
+    if case.cluster.datacenters == 1 and "domains" in idle:
+        where.append("domains: there is one datacenter")
+    if advice.least_tokens is not None:
+        where.append(f"at 1/{round(1 / advice.least_tokens)} of these tokens or fewer")
+    out.print(f"would not pay: {'; '.join(where) or 'nothing found'}")
+    out.print("switch on:")
+    out.print(f"  {both.yard(cluster)}", style="bold", soft_wrap=True)
+
+
+NOTHING = 0.02  # share of a step
+
+
+def _how(choice: Choice) -> str:
+    if choice.planner == "static":
+        return f"scheduler {choice.scheduler}"
+    return f"{choice.planner}, {choice.slots} slots, {choice.scheduler}"

@@ -1,0 +1,156 @@
+"""`moeyard replay CLUSTER TRACE`: every record of a trace through planners x schedulers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from moeyard.cli.routing import (
+    ClusterName,
+    Experts,
+    Layers,
+    ModelName,
+    Records,
+    Seed,
+    Tokens,
+    TopK,
+    TraceName,
+    Wanted,
+    read_case,
+)  # fmt: skip
+from moeyard.cli.show import console, print_json, table
+from moeyard.forecast import FORECASTS
+from moeyard.formats.replays import load_progress, replay_data, save_progress, save_replay
+from moeyard.kernels.build import prepare
+from moeyard.planners import PLANNERS
+from moeyard.provenance import CLOCKED
+from moeyard.replay import Job, Replay
+from moeyard.replay import replay as make_replay
+from moeyard.replay.run import BACKENDS
+from moeyard.schedulers import SCHEDULERS
+from moeyard.units import show_seconds
+
+
+def run(
+    cluster: ClusterName,
+    trace: TraceName,
+    model: ModelName = None,
+    planner: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PLANNERS)}; may be repeated; default static and auto.")] = None,
+    scheduler: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCHEDULERS)}; may be repeated; default direct and auto.")] = None,
+    forecast: Annotated[str, typer.Option(help=f"What a placement is made from: {', '.join(FORECASTS)} of the records before, or oracle: the record itself.")] = "last",
+    slots: Annotated[int | None, typer.Option(min=0, help="Replica slots per rank; default: as many as pay.")] = None,
+    network: Annotated[str, typer.Option(help="Exchange times: estimate, simulate (slower), or ports (the busiest port alone).")] = "estimate",
+    overlap: Annotated[bool, typer.Option("--overlap", help="Gathers and reduces hide behind compute.")] = False,
+    tokens: Tokens = None,
+    records: Records = None,
+    layers: Layers = None,
+    experts: Experts = None,
+    top_k: TopK = None,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    backend: Annotated[str, typer.Option(help=f"Where they run: {', '.join(BACKENDS)}; dask:ADDRESS or ray:ADDRESS for a cluster.")] = "loky",
+    out: Annotated[Path | None, typer.Option(help="Folder for replay.json and replay.npz; `moeyard report FOLDER` makes a page.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:  # fmt: skip
+    """Replay recorded routing on a cluster, every record through planners x schedulers.
+
+    For each: seconds of the step (the trace's layers, forward and backward), times the bound that no placement can beat,
+    balancedness, time to plan, homes moved. A placement is made from the records before (--forecast), its rows are those that came.
+    """
+    from moeyard.errors import MoeyardError
+
+    wanted = Wanted(model, tokens, records, layers, experts, top_k, seed)
+    case = read_case(cluster, trace, wanted)
+    job = Job(
+        case.cluster, case.trace, case.model, tuple(planner or ("static", "auto")), tuple(scheduler or ("direct", "auto")),
+        forecast, slots, network, overlap,  # type: ignore[arg-type]
+    )  # fmt: skip
+    if resume and out is None:
+        raise MoeyardError("--resume goes on with what is in --out; name the folder")
+    state = load_progress(job, out) if out is not None and resume else None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    prepare("plan")
+    prepare("schedule")
+    found = _replay(job, state, jobs or os.cpu_count() or 1, backend, case.conditions, out)
+    if out is not None:
+        save_replay(found, out)
+    if json:
+        print_json(replay_data(found))
+    else:
+        _show(found, out)
+
+
+def _replay(
+    job: Job, state: Any, jobs: int, backend: str, conditions: dict[str, str], out: Path | None
+) -> Replay:
+    """With a bar on stderr that says how long it will take, and what is done kept after every block."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(
+            "records", total=job.trace.num_records, completed=0 if state is None else state.done
+        )
+
+        def watch(now: Any) -> None:
+            bar.update(task, completed=now.done)
+            if out is not None:
+                save_progress(job, now, out)
+
+        return make_replay(
+            job, jobs=jobs, backend=backend, conditions=conditions, progress=state, watch=watch
+        )
+
+
+def _show(found: Replay, out: Path | None) -> None:
+    shown = console()
+    for name, text in found.conditions.items():
+        shown.print(f"{name}: {text}")
+    asked = found.asked
+    hides = "hidden behind compute" if asked["overlap"] else "not hidden"
+    shown.print(
+        f"forecast: {asked['forecast']}{_error(found)}; exchange times: {asked['network']}; gathers and reduces: {hides}"
+    )
+    rows = table("planner", "scheduler", ">step", ">x bound", ">exchange", ">balance", ">plan", ">moved", "")
+    best = min(found.ways, key=lambda way: found.summary(way)["step_s"])
+    for way in found.ways:
+        s = found.summary(way)
+        rows.add_row(
+            way.planner, way.scheduler, show_seconds(s["step_s"]), f"{s['x_bound']:.3f}", show_seconds(s["exchange_s"]),
+            f"{s['balancedness']:.3f}", show_seconds(s["plan_s"]), f"{s['moved_homes']:.0f}", "<-" if way is best else "",
+            style="bold" if way is best else None,
+        )  # fmt: skip
+    shown.print(rows)
+    counted = len(found.steps) - found.first
+    where = found.provenance()["step_s"]
+    shown.print(
+        f"means of {counted} records; moved: homes, in all; step, x bound, exchange: {where}; plan, a layer: {CLOCKED}"
+    )
+    if found.first:
+        shown.print("the first record has no past: experts are at home, and it does not count")
+    if out is not None:
+        shown.print(f"written to {out}; `moeyard report {out}` makes a page")
+
+
+def _error(found: Replay) -> str:
+    import numpy as np
+
+    error = found.error[found.first :]
+    return (
+        "" if np.isnan(error).any() else f" ({error.mean():.0%} of rows guessed for the wrong rank or expert)"
+    )

@@ -1,0 +1,156 @@
+"""What `replay` and `advise` both ask for: a trace on a cluster's ranks, and a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moeyard.cluster import Cluster
+from moeyard.demands import DEMANDS, Shape, demand_over_time
+from moeyard.errors import MoeyardError, UnknownName
+from moeyard.fold import fold
+from moeyard.formats import load_cluster
+from moeyard.formats.models import load_model, model_config, model_names
+from moeyard.formats.recorded import READERS
+from moeyard.formats.traces import find_trace, trace_names
+from moeyard.model import STAND_IN, ModelSpec, num_experts, top_k
+from moeyard.trace import Trace
+from moeyard.units import show_bytes
+
+ClusterName = Annotated[
+    str, typer.Argument(metavar="CLUSTER", help="A built-in cluster (see `moeyard clusters`) or a TOML file.")
+]
+TraceName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE",
+        help=f"Recorded routing: {', '.join(trace_names())}, or a file ({', '.join(READERS)}; docs/replay.md has the forms); "
+        f"or made: {', '.join(DEMANDS)}.",
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{', '.join(model_names())}, or a Hugging Face config.json. Default: a stand-in, and a line that says so."
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Tokens per rank and step: counts are scaled to them. Default: as recorded; 4096 where made.",
+    ),
+]
+Records = Annotated[
+    int | None, typer.Option(min=1, help="Only the first so many; of a made one, default 32.")
+]
+Layers = Annotated[int | None, typer.Option(min=1, help="Only the first so many; of a made one, default 4.")]
+Experts = Annotated[int | None, typer.Option(min=1, help="Of a made trace; default the model's, else 64.")]
+TopK = Annotated[
+    int | None,
+    typer.Option(min=1, help="Experts that a token chooses; default what the model or the trace says."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of a made trace.")]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the options said."""
+
+    model: str | None = None
+    tokens: int | None = None
+    records: int | None = None
+    layers: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace on the cluster's ranks, and what it is of."""
+
+    cluster: Cluster
+    trace: Trace
+    model: ModelSpec
+    model_name: str | None
+    top_k: int | None
+    conditions: dict[str, str]
+
+
+def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
+    """Load, make or fold; say what was done."""
+    machines = load_cluster(cluster)
+    if not machines.name:
+        machines = machines.but(name=Path(cluster).stem)
+    config = None if wanted.model is None else model_config(wanted.model)
+    trace = _trace(source, machines.num_ranks, wanted, config)
+    chosen = wanted.top_k or (top_k(config) if config is not None else trace.meta.get("top_k"))
+    chosen = chosen if type(chosen) is int and chosen > 0 else None
+    if wanted.tokens is not None and chosen is None:
+        raise MoeyardError(
+            f"--tokens {wanted.tokens}: {source} does not say how many experts a token chooses; add --top-k or --model"
+        )
+    rows = None if wanted.tokens is None else float(wanted.tokens * (chosen or 1))
+    folded = fold(_part(trace, wanted), machines.num_ranks, rows_per_rank=rows)
+    mean = float(folded.counts.sum()) / (folded.num_records * folded.num_layers * folded.num_ranks)
+    tokens = None if chosen is None else max(1, round(mean / chosen))
+    model = STAND_IN if wanted.model is None else load_model(wanted.model, tokens_per_rank=tokens)
+    conditions = {
+        "cluster": f"{machines.name}: {machines.nodes} nodes x {machines.ranks_per_node} ranks"
+        + (f" in {machines.datacenters} datacenters" if machines.datacenters > 1 else ""),
+        "trace": f"{source}: {folded.num_records} records, {folded.num_layers} layers, {folded.num_experts} experts, "
+        f"{mean:.0f} rows per rank and layer",
+        "source": str(trace.meta.get("source", "recorded")),
+        "folded": str(folded.meta.get("folded", "no: the trace has the cluster's ranks")),
+        "model": _model_line(wanted.model, model, config, folded),
+    }
+    if "shares" in trace.meta:
+        conditions["loads"] = str(trace.meta["shares"])
+    return Case(machines, folded, model, wanted.model, chosen, conditions)
+
+
+def _trace(source: str, ranks: int, wanted: Wanted, config: Any) -> Trace:
+    if source.partition(":")[0] in DEMANDS:
+        given = {
+            "records": wanted.records,
+            "layers": wanted.layers,
+            "tokens": wanted.tokens,
+            "experts": wanted.experts or (num_experts(config) if config is not None else None),
+            "top_k": wanted.top_k or (top_k(config) if config is not None else None),
+        }
+        shape = {key: value for key, value in given.items() if value is not None}
+        if "top_k" not in shape:
+            shape["top_k"] = min(8, shape.get("experts", 64))
+        return demand_over_time(source, ranks, Shape(**shape, seed=wanted.seed))
+    if wanted.experts is not None:
+        raise MoeyardError(f"--experts is of a made trace; {source} is recorded")
+    try:
+        return find_trace(source)
+    except UnknownName:
+        raise UnknownName.of("trace", source, [*trace_names(), *DEMANDS]) from None
+
+
+def _part(trace: Trace, wanted: Wanted) -> Trace:
+    counts = trace.counts[: wanted.records, : wanted.layers]
+    return (
+        trace
+        if counts.shape == trace.counts.shape
+        else Trace(counts, trace.steps[: wanted.records], trace.meta)
+    )
+
+
+def _model_line(name: str | None, model: ModelSpec, config: Any, trace: Trace) -> str:
+    sizes = f"rows of {show_bytes(model.row_bytes)}, experts of {show_bytes(model.expert_bytes)}, {model.layers} MoE layers"
+    if name is None:
+        return f"a stand-in ({sizes}; nothing but experts computes); --model gives yours"
+    experts = num_experts(config)
+    note = (
+        ""
+        if experts == trace.num_experts
+        else f"; it has {experts} experts, the trace {trace.num_experts}: sizes are of the model, routing of the trace"
+    )
+    return f"{name}: {sizes}, {model.flops / 1e12:.0f} Tflop/s per rank{note}"

@@ -1,0 +1,116 @@
+"""Advice: little where there is little to gain, what replaying says where there is, and a line that a yard takes."""
+
+import ast
+import inspect
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+import moeyard as my
+from moeyard.advise import WORTH, advise, sample
+from moeyard.cli import main
+from moeyard.demands import Shape, demand_over_time
+from moeyard.formats.models import model_config, model_names
+from moeyard.model import STAND_IN, num_experts, top_k
+from moeyard.replay import Job, replay
+
+CLUSTER = my.Cluster(2, 2, scale_up=my.Port(1e11, 1e-6), scale_out=my.Port(1e10, 1e-5), name="small")
+SHAPE = Shape(records=5, layers=2, experts=8, tokens=16384, top_k=2)
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    return advise(CLUSTER, demand_over_time("hot-set:0.7,experts=1", 4, SHAPE), STAND_IN)
+
+
+def test_a_balanced_trace_has_little_to_gain():
+    # few enough rows that moving experts instead of them would not pay
+    found = advise(CLUSTER, demand_over_time("balanced", 4, replace(SHAPE, tokens=2048)), STAND_IN)
+    assert not found.worth
+    assert all(found.saving(choice) < WORTH for choice in found.alone.values())
+
+
+def test_on_a_skewed_trace_the_saving_is_what_replaying_says(skewed):
+    assert skewed.worth
+    assert skewed.saving(skewed.together) >= max(skewed.saving(one) for one in skewed.alone.values()) - 0.02
+    trace, past = sample(demand_over_time("hot-set:0.7,experts=1", 4, SHAPE))
+    both = skewed.together
+    ways = ((("static",), ("direct",), None), ((both.planner,), (both.scheduler,), both.slots))
+    seconds = []
+    for planners, schedulers, slots in ways:
+        done = replay(Job(CLUSTER, trace, STAND_IN, planners, schedulers, slots=slots))
+        seconds.append(done.ways[0].figures["step_s"][past:].mean() * STAND_IN.layers / trace.num_layers)
+    assert skewed.today.step_s == pytest.approx(seconds[0])
+    assert both.step_s == pytest.approx(seconds[1])
+    assert skewed.memory_bytes == both.slots * 2 * STAND_IN.expert_bytes
+
+
+def test_the_line_to_paste_is_one_that_a_yard_takes(skewed):
+    yr = pytest.importorskip("moeyard.runtime", exc_type=ImportError)
+    call = ast.parse(skewed.together.yard("h200-4x8"), mode="eval").body
+    given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    assert ast.unparse(call.func) == "yr.Yard"
+    inspect.signature(yr.Yard).bind(**given)
+    assert given.pop("cluster") in my.formats.preset_names()
+    from moeyard.runtime.options import Options
+
+    Options(**given)
+
+
+def test_more_slots_are_taken_only_where_they_pay(skewed):
+    trace = demand_over_time("hot-set:0.7,experts=1", 4, SHAPE)
+    less = advise(CLUSTER, trace, STAND_IN, slots=1)
+    assert less.together.slots in (None, 1)
+    assert skewed.together.step_s <= less.together.step_s * 1.0001
+    if skewed.together.slots == 1:
+        assert less.together.step_s == skewed.together.step_s
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_named_model_has_its_published_sizes(name):
+    """Parameters of all routed experts, in billions, from each model's card or paper."""
+    routed = {  # x 10^9
+        "dbrx": 126.8, "deepseek-v2-lite": 14.4, "deepseek-v3": 653.9, "gpt-oss-120b": 114.7, "mixtral-8x22b": 135.3,
+        "mixtral-8x7b": 45.1, "olmoe-1b-7b": 6.4, "qwen3-235b-a22b": 227.1, "qwen3-30b-a3b": 29.0,
+    }  # fmt: skip
+    config, model = model_config(name), my.load_model(name, tokens_per_rank=4096)
+    experts = num_experts(config) * model.layers * model.expert_bytes / 2 / 1e9
+    assert experts == pytest.approx(routed[name], rel=0.01)
+    assert 1 <= top_k(config) <= 8
+    assert model.non_moe_forward > 0
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+MADE = ("--experts", "8", "--top-k", "2", "--records", "3", "--layers", "1", "--jobs", "1", "--slots", "1")
+
+
+def test_the_command_fits_a_screen_and_its_json_has_the_keys(call):
+    status, out, _ = call("advise", "h200-2x8", "hot-set:0.7", *MADE)
+    assert status == 0
+    assert len(out.splitlines()) <= 24
+    assert "switch on:" in out
+    assert 'yr.Yard(cluster="h200-2x8"' in out
+    data = json.loads(call("advise", "h200-2x8", "hot-set:0.7", *MADE, "--json")[1])
+    assert {"today_s", "savings", "yard", "memory_bytes", "worth"} <= set(data)
+    assert set(data["savings"]) == {"rails", "fast", "replicas", "domains", "together"}
+    assert data["worth"] is True
+    made = ("--experts", "32", "--top-k", "2", "--tokens", "1024", *MADE[4:])
+    status, out, _ = call("advise", "h200-2x8", "balanced", *made)
+    assert "little to gain" in out
+    assert "Yard" not in out

@@ -1,0 +1,242 @@
+"""A replay is what planning each record by hand gives, whoever works it out; and it goes on where it stopped."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from bench import samples
+
+import moeyard as my
+from moeyard.cli import main
+from moeyard.cost import step_floor
+from moeyard.demands import Shape, demand_over_time
+from moeyard.errors import MoeyardError
+from moeyard.forecast import forecast
+from moeyard.formats.replays import load_progress, load_replay, replay_data, save_progress, save_replay
+from moeyard.model import STAND_IN
+from moeyard.planners.compare import POLICIES
+from moeyard.replay import Job, replay
+from moeyard.replay.run import BLOCK
+
+CLUSTER = my.Cluster(2, 2, scale_up=my.Port(1e11, 1e-6), scale_out=my.Port(1e10, 1e-5), name="small")
+TRACE = demand_over_time(
+    "rotating-hotspot:0.6,period=3", 4, Shape(records=BLOCK + 3, layers=2, experts=8, tokens=8192, top_k=2)
+)
+CLOCKS = ("plan_s",)
+
+
+def job(**changes):
+    return Job(
+        CLUSTER,
+        TRACE,
+        STAND_IN,
+        **({"planners": ("static", "quota"), "schedulers": ("direct", "auto")} | changes),
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    return replay(job())
+
+
+def same(a, b):
+    """Equal to the bit, clocks apart."""
+    assert (a.steps, a.asked) == (b.steps, b.asked)
+    assert np.array_equal(a.bound_s, b.bound_s)
+    assert np.array_equal(a.error, b.error, equal_nan=True)
+    for one, other in zip(a.ways, b.ways, strict=True):
+        assert one.name == other.name
+        for name in one.figures:
+            if name not in CLOCKS:
+                assert np.array_equal(one.figures[name], other.figures[name]), (one.name, name)
+
+
+def by_hand(record, planner, scheduler, method):
+    """Place what was known, serve what came, run the step."""
+    placements, assignments = [], []
+    for layer in range(TRACE.num_layers):
+        truth = TRACE.demand(record, layer)
+        past = [TRACE.demand(r, layer) for r in range(max(0, record - 8), record)]
+        known = truth if method == "oracle" else forecast(past, method) if past else None
+        placement = my.place(CLUSTER, truth, "static")
+        if known is not None:
+            placement = my.place(CLUSTER, known, planner, model=STAND_IN)
+        placements.append(placement)
+        assignments.append(my.assign(CLUSTER, truth, placement, POLICIES[planner], model=STAND_IN))
+    return my.simulate_step(
+        CLUSTER, STAND_IN, placements, assignments, network="estimate", scheduler=scheduler, overlap=False
+    ).makespan
+
+
+@pytest.mark.parametrize("method", ["last", "oracle"])
+def test_every_record_is_what_planning_it_by_hand_gives(found, method):
+    if method != "last":
+        found = replay(job(forecast=method))
+    for way in found.ways:
+        for record in (
+            0,
+            1,
+            BLOCK,
+            BLOCK + 2,
+        ):  # quota moves no homes, so nothing depends on the record before
+            expected = by_hand(record, way.planner, way.scheduler, method)
+            assert way.figures["step_s"][record] == pytest.approx(expected, rel=1e-12), (way.name, record)
+    floor = sum(step_floor(CLUSTER, STAND_IN, TRACE.demand(4, layer)) for layer in range(2))
+    assert found.bound_s[4] == pytest.approx(floor)
+    assert np.isnan(found.error[0]) == (method == "last")
+
+
+def test_a_forecast_costs_where_the_demand_turns(found):
+    oracle = replay(job(forecast="oracle"))
+    ours, best = (one.ways[-1].figures["step_s"] for one in (found, oracle))
+    turns = np.arange(3, len(TRACE.steps), 3)
+    between = np.setdiff1d(np.arange(1, len(TRACE.steps)), turns)
+    assert (ours[turns] > 1.2 * best[turns]).all()
+    assert np.allclose(ours[between], best[between], rtol=0.1)
+    assert oracle.first == 0
+    assert found.first == 1
+    assert found.error[turns].min() > 3 * found.error[between].max()
+
+
+def test_processes_change_nothing(found):
+    same(found, replay(job(), jobs=2))
+
+
+def test_a_dask_cluster_changes_nothing(found):
+    pytest.importorskip("distributed", reason="no dask: pip install 'moeyard[dask]'")
+    same(found, replay(job(), jobs=1, backend="dask"))
+
+
+def test_a_replay_goes_on_where_it_stopped(found, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(state):
+        save_progress(job(), state, tmp_path)
+        raise Stop
+
+    with pytest.raises(Stop):
+        replay(job(), watch=stop)
+    state = load_progress(job(), tmp_path)
+    assert state.done == BLOCK
+    same(found, replay(job(), progress=state))
+    with pytest.raises(MoeyardError, match="forecast was 'last', now 'ema'"):
+        load_progress(job(forecast="ema"), tmp_path)
+    assert load_progress(job(), tmp_path / "none") is None
+
+
+def test_homes_that_move_are_counted_and_carried_on(tmp_path):
+    one = replay(job(planners=("balanced",), schedulers=("direct",)))
+    moved = one.ways[0].figures["moved_homes"]
+    assert moved[0] == 0
+    kept = []
+    replay(
+        job(planners=("balanced",), schedulers=("direct",)),
+        watch=lambda state: kept.append(dict(state.previous)),
+    )
+    homes = [[my.place(CLUSTER, TRACE.demand(0, layer), "static").home_E for layer in range(2)]]
+    homes += [[placements[0, layer].home_E for layer in range(2)] for placements in kept]
+    assert moved.sum() >= sum((a != b).sum() for a, b in zip(homes[0], homes[-1], strict=True))
+
+
+def test_what_is_written_is_what_is_read(found, tmp_path):
+    save_replay(found, tmp_path)
+    same(found, load_replay(tmp_path))
+    data = json.loads((tmp_path / "replay.json").read_text())
+    assert data["ways"][3]["summary"]["x_bound"] == pytest.approx(found.summary(found.ways[3])["x_bound"])
+    assert data["forecast_error"][0] is None
+    assert set(data["provenance"]) >= {"step_s", "plan_s", "bound_s"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"planners": ("quotta",)}, "did you mean 'quota'"),
+        ({"schedulers": ("fats",)}, "did you mean 'fast'"),
+        ({"forecast": "lst"}, "did you mean 'last'"),
+        ({"network": "port"}, "did you mean 'ports'"),
+        ({"planners": ()}, "at least one"),
+    ],
+)
+def test_a_job_that_cannot_be_done_says_why(changes, says):
+    with pytest.raises(MoeyardError, match=says):
+        job(**changes)
+    with pytest.raises(MoeyardError, match="none of loky"):
+        replay(job(), backend="spark")
+
+
+# --- the command
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+QUICK = ("--planner", "static", "--planner", "quota", "--records", "3", "--layers", "1", "--jobs", "1")
+
+
+def test_the_command_says_how_it_folded_and_marks_the_best(call, tmp_path):
+    status, out, err = call(
+        "replay", "h200-2x8", "mixtral-8", "--model", "mixtral-8x7b", *QUICK, "--out", tmp_path / "r"
+    )
+    assert (status, err.strip()) == (0, "")
+    assert "32 ranks on 16: every 2 neighbours are one" in out
+    assert out.count("<-") == 1
+    assert "the first record has no past" in out
+    first = load_replay(tmp_path / "r")
+    data = json.loads(
+        call(
+            "replay",
+            "h200-2x8",
+            "mixtral-8",
+            "--model",
+            "mixtral-8x7b",
+            *QUICK,
+            "--out",
+            tmp_path / "r",
+            "--resume",
+            "--json",
+        )[1]
+    )
+    assert data["ways"][0]["step_s"] == replay_data(first)["ways"][0]["step_s"]
+
+
+def test_the_command_takes_made_demand_and_scales(call):
+    made = ("--experts", "8", "--top-k", "2", "--tokens", "100")
+    data = json.loads(call("replay", "lab-2x2", "hot-set:0.5", *QUICK, *made, "--json")[1])
+    assert "200 rows per rank and layer" in data["conditions"]["trace"]
+    assert data["conditions"]["source"].startswith("made: hot-set (share=0.5")
+    data = json.loads(
+        call("replay", "lab-2x2", "mixtral-8", *QUICK, "--top-k", "2", "--tokens", "100", "--json")[1]
+    )
+    assert "200 rows per rank and layer" in data["conditions"]["trace"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("h200-2x8", "mixtrl-8"), "did you mean 'mixtral-8'"),
+        (("h200-2x8", "mixtral-8", "--resume"), "--out"),
+        (("h200-2x8", "none.jsonl"), "none.jsonl"),
+        (("h200-2x8", "mixtral-8", "--experts", "4"), "recorded"),
+        (("h200-2x8", str(samples.FOLDER / "loads.npy"), "--tokens", "5"), "--top-k"),
+        (("h200-2x8", "hot-set:2"), "from 0 to 1"),
+    ],
+)
+def test_bad_input_is_one_line(call, args, says):
+    status, out, err = call("replay", *args)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert says in err
