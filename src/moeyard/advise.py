@@ -15,7 +15,7 @@ import numpy as np
 from moeyard.cluster import Cluster
 from moeyard.fold import fold
 from moeyard.model import ModelSpec
-from moeyard.replay.job import ORACLE, Job
+from moeyard.replay.job import AHEAD, ORACLE, Job
 from moeyard.replay.run import replay
 from moeyard.trace import Trace
 
@@ -62,7 +62,7 @@ class Advice:
     known: Choice  # together, had the counts been known
     bound_s: float
     error: float  # of the forecast: rows guessed for the wrong rank or expert
-    memory_bytes: int  # per rank, for replicas and their gradients
+    memory_bytes: int  # per rank: replicas of all layers, which a yard keeps for the backward pass, and gradients of two
     least_tokens: float | None  # share of the tokens below which it saves less than WORTH; None: not found
     records: int
     layers: int
@@ -87,9 +87,9 @@ def advise(
     trace: Trace,
     model: ModelSpec,
     *,
-    forecast: str = "last",
+    forecast: str = AHEAD,
     slots: int | None = None,
-    overlap: bool = False,
+    overlap: bool = True,
     jobs: int = 1,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Advice:
@@ -122,7 +122,7 @@ def advise(
         known=ways.known(together),
         bound_s=ways.bound_s,
         error=ways.error,
-        memory_bytes=room * (model.expert_bytes + model.gradient_bytes),
+        memory_bytes=room * (model.layers * model.expert_bytes + 2 * model.gradient_bytes),
         least_tokens=_least(base, together, past),
         records=part.num_records - past,
         layers=part.num_layers,

@@ -44,7 +44,7 @@ def test_on_a_skewed_trace_the_saving_is_what_replaying_says(skewed):
         seconds.append(done.ways[0].figures["step_s"][past:].mean() * STAND_IN.layers / trace.num_layers)
     assert skewed.today.step_s == pytest.approx(seconds[0])
     assert both.step_s == pytest.approx(seconds[1])
-    assert skewed.memory_bytes == both.slots * 2 * STAND_IN.expert_bytes
+    assert skewed.memory_bytes == both.slots * (STAND_IN.layers + 2) * STAND_IN.expert_bytes
 
 
 def test_the_line_to_paste_is_one_that_a_yard_takes(skewed):

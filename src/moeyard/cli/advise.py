@@ -28,6 +28,7 @@ from moeyard.cli.routing import (
 from moeyard.cli.show import console, print_json, table
 from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
+from moeyard.replay.job import AHEAD
 from moeyard.units import show_bytes, show_seconds
 
 
@@ -35,9 +36,10 @@ def run(
     cluster: ClusterName,
     trace: TraceName,
     model: ModelName = None,
-    forecast: Annotated[str, typer.Option(help="What placements are made from: last, ema or trend of the records before.")] = "last",
+    forecast: Annotated[str, typer.Option(help="What placements are made from. ahead: the last records, as the runtime plans; last, ema or trend of the records before.")] = AHEAD,
     slots: Annotated[int | None, typer.Option(min=1, help="Replica slots per rank; default: as many as are worth their memory, at most 4.")] = None,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Gathers and reduces hide behind compute.")] = False,
+    overlap: Annotated[bool, typer.Option(help="Gathers and reduces hide behind compute, as the runtime has them.")
+    ] = True,
     tokens: Tokens = None,
     records: Records = None,
     layers: Layers = None,
@@ -144,9 +146,10 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
             f"forecast ({forecast}): {sure}: {advice.error:.0%} of rows guessed for the wrong rank or expert; with counts known "
             f"a step would take {show_seconds(advice.known.step_s)} ({lost:.0%} less)"
         )
+        less = 2 * (both.slots or 0) * (case.model.expert_bytes + case.model.gradient_bytes)
         out.print(
-            f"memory: {both.slots} x ({show_bytes(case.model.expert_bytes)} weights + {show_bytes(case.model.gradient_bytes)} gradients) "
-            f"= {show_bytes(advice.memory_bytes)} per rank"
+            f"memory: {show_bytes(advice.memory_bytes)} per rank: {both.slots} replicas of {show_bytes(case.model.expert_bytes)} in {case.model.layers} "
+            f"layers, gradients in two; with resident=False {show_bytes(less)}, gathered twice"
         )
     idle = [name for name, choice in advice.alone.items() if advice.saving(choice) < NOTHING]
     where = [f"{', '.join(idle)} alone"] if idle else []

@@ -38,6 +38,7 @@ from moeyard.planners import PLANNERS
 from moeyard.provenance import CLOCKED
 from moeyard.replay import Job, Replay
 from moeyard.replay import replay as make_replay
+from moeyard.replay.job import AHEAD, ORACLE
 from moeyard.replay.run import BACKENDS
 from moeyard.schedulers import SCHEDULERS
 from moeyard.units import show_seconds
@@ -49,10 +50,11 @@ def run(
     model: ModelName = None,
     planner: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PLANNERS)}; may be repeated; default static and auto.")] = None,
     scheduler: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCHEDULERS)}; may be repeated; default direct and auto.")] = None,
-    forecast: Annotated[str, typer.Option(help=f"What a placement is made from: {', '.join(FORECASTS)} of the records before, or oracle: the record itself.")] = "last",
+    forecast: Annotated[str, typer.Option(help=f"What a placement is made from. {AHEAD}: the last records, as the runtime plans; {', '.join(FORECASTS)}: of the records before; {ORACLE}: the record itself.")] = AHEAD,
     slots: Annotated[int | None, typer.Option(min=0, help="Replica slots per rank; default: as many as pay.")] = None,
     network: Annotated[str, typer.Option(help="Exchange times: estimate, simulate (slower), or ports (the busiest port alone).")] = "estimate",
-    overlap: Annotated[bool, typer.Option("--overlap", help="Gathers and reduces hide behind compute.")] = False,
+    overlap: Annotated[bool, typer.Option(help="Gathers and reduces hide behind compute, as the runtime has them.")
+    ] = True,
     tokens: Tokens = None,
     records: Records = None,
     layers: Layers = None,

@@ -17,14 +17,18 @@ from moeyard.sim.transport import NETWORKS, Network
 from moeyard.trace import Trace
 
 ORACLE = "oracle"  # knows the record that it plans for
+AHEAD = "ahead"  # as the runtime does: `place` with the last records, homes where they are
 HISTORY = 8  # records that a forecast looks back
+RECENT = 4  # records that the runtime looks back
+METHODS = (AHEAD, *FORECASTS, ORACLE)
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
     """The trace has the cluster's ranks (`moeyard.fold`). Replicas get `slots` per rank, None: as many as pay.
 
-    forecast: what a placement is made from: the last record, an average (ema), a trend; or oracle, the record itself.
+    forecast: what a placement is made from: the last records as the runtime takes them (ahead); the last one, an average (ema) or
+    a trend, each as if it were certain; or oracle, the record itself.
     network: where exchange times come from, as in `layer_times`. overlap: gathers and reduces hide behind compute.
     """
 
@@ -33,10 +37,10 @@ class Job:
     model: ModelSpec
     planners: tuple[str, ...] = ("static", "auto")
     schedulers: tuple[str, ...] = ("direct", "auto")
-    forecast: str = "last"
+    forecast: str = AHEAD
     slots: int | None = None
     network: Network = "estimate"
-    overlap: bool = False
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if self.trace.num_ranks != self.cluster.num_ranks:
@@ -49,8 +53,8 @@ class Job:
             check_choices(self.schedulers[0], planner, "auto")
         for scheduler in self.schedulers:
             check_choices(scheduler, self.planners[0], "auto")
-        if self.forecast not in (*FORECASTS, ORACLE):
-            raise UnknownName.of("forecast", self.forecast, (*FORECASTS, ORACLE))
+        if self.forecast not in METHODS:
+            raise UnknownName.of("forecast", self.forecast, METHODS)
         if self.network not in NETWORKS:
             raise UnknownName.of("network model", self.network, NETWORKS)
 

@@ -16,7 +16,8 @@ from moeyard.migration import Migration
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners import place
-from moeyard.replay.job import HISTORY, ORACLE
+from moeyard.planners.static import static_homes
+from moeyard.replay.job import AHEAD, HISTORY, ORACLE, RECENT
 from moeyard.sim.transport import LayerTimes, Network, layer_times
 
 
@@ -59,12 +60,13 @@ def replay_layer(task: Task) -> tuple[list[Moment], Placement]:
     previous, found = task.previous, []
     for now in range(task.past, len(demands)):
         truth = demands[now]
-        guess = _guess(task, demands[max(0, now - HISTORY) : now], truth)
+        past = demands[max(0, now - HISTORY) : now]
+        guess = _guess(task, past, truth)
         if guess is not None and task.planner not in _warm:
             _warm.add(task.planner)
-            assign(task.cluster, truth, _place(task, guess, truth, previous), task.policy, model=task.model)
+            assign(task.cluster, truth, _place(task, guess, past, previous), task.policy, model=task.model)
         began = time.perf_counter()
-        placement = _place(task, guess, truth, previous)
+        placement = _place(task, guess, past, previous)
         served = assign(task.cluster, truth, placement, task.policy, model=task.model)
         took = time.perf_counter() - began
         times = tuple(
@@ -92,11 +94,17 @@ def _guess(task: Task, past: list[Demand], truth: Demand) -> Demand | None:
     """What is known when the record is planned; None at the first."""
     if task.forecast == ORACLE:
         return truth
-    return forecast(past, task.forecast) if past else None
+    return forecast(past, "last" if task.forecast == AHEAD else task.forecast) if past else None
 
 
-def _place(task: Task, guess: Demand | None, truth: Demand, previous: Placement | None) -> Placement:
+def _place(task: Task, guess: Demand | None, past: list[Demand], previous: Placement | None) -> Placement:
     """Without a past every expert is at home, whatever the planner."""
+    experts = task.counts_HRE.shape[2]
+    homes = static_homes(experts, task.cluster.num_ranks)
     if guess is None:
-        return place(task.cluster, truth, "static")
+        return Placement.of_homes(homes, task.cluster.num_ranks, "static")
+    if task.forecast == AHEAD:
+        return place(
+            task.cluster, past[-RECENT:], task.planner, slots=task.slots, model=task.model, home_E=homes
+        )
     return place(task.cluster, guess, task.planner, slots=task.slots, model=task.model, previous=previous)
