@@ -64,10 +64,14 @@ COMMANDS = {
         "Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.",
         """
         moeyard train --lab lab-4x4 --skew mixtral-8 --steps 8
+        moeyard train --options train.toml --steps 32
         """,
     ),
     "record": Command(
-        "Run a model over a text in this process, count what its routers choose, and write a trace for `moeyard plan`."
+        "Run a model over a text in this process, count what its routers choose, and write a trace for `moeyard plan`.",
+        """
+        moeyard record folder/of/model text.txt --out trace.npz
+        """,
     ),
     "report": Command(
         "Build the report page of a run or a benchmark: one HTML file with everything inside, no network needed.",
@@ -76,10 +80,24 @@ COMMANDS = {
         """,
     ),
     "reproduce": Command(
-        "Do a paper's tables and figures again, by simulation, and say where ours differ and why."
+        "Do a paper's tables and figures again, by simulation, and say where ours differ and why.",
+        """
+        moeyard reproduce rails
+        moeyard reproduce fast
+        """,
     ),
-    "clusters": Command("List the built-in clusters."),
-    "doctor": Command("Say what this machine has and lacks."),
+    "clusters": Command(
+        "List the built-in clusters.",
+        """
+        moeyard clusters
+        """,
+    ),
+    "doctor": Command(
+        "Say what this machine has and lacks.",
+        """
+        moeyard doctor --json
+        """,
+    ),
     "warm": Command(
         "Compile every planning kernel now, so that no later command waits for it.",
         """

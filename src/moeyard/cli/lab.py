@@ -61,7 +61,7 @@ def run(
     if show not in ("all", "first"):
         raise MoeyardError(f"--show {show!r} is none of all, first")
     code = run_script(
-        spec, script[0], script[1:], network=known(network), show=show, warm=warm, name=name, grace=grace, timeout=timeout  # type: ignore[arg-type]
+        a_lab(spec), script[0], script[1:], network=known(network), show=show, warm=warm, name=name, grace=grace, timeout=timeout  # type: ignore[arg-type]
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -105,7 +105,10 @@ def list_() -> None:
     """The labs that run on this machine."""
     from moeyard.lab import ask, labs
 
-    for name in labs():
+    running = labs()
+    if not running:
+        print("no lab runs here; `moeyard lab run lab-2x2 -- SCRIPT` starts one")
+    for name in running:
         found = ask("describe", lab=name)
         spec = found["spec"]
         print(f"{name}: {spec['nodes']} x {spec['ranks_per_node']} ranks, {found['target']}")
@@ -167,7 +170,7 @@ def calibrate(
     result = (
         calibrate_here(repeat=repeat)
         if spec is None
-        else measure(spec, repeat=repeat, network=known(network))
+        else measure(a_lab(spec), repeat=repeat, network=known(network))
     )
     if result is None:
         return
@@ -200,7 +203,12 @@ def bench(
     method: Annotated[
         list[str] | None, typer.Option(help="gloo, or a scheduler; may be repeated; default eight.")
     ] = None,
-    mb: Annotated[float, typer.Option(help="Megabytes between nodes in all.")] = 45.0,
+    mb: Annotated[
+        float | None,
+        typer.Option(
+            help="Megabytes between nodes in all; default: what the lab's nics carry in a fraction of a second."
+        ),
+    ] = None,
     row_bytes: Annotated[int, typer.Option(help="Bytes of a row.")] = 2048,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; methods take turns.")] = 7,
     calibrated: Annotated[
@@ -215,11 +223,14 @@ def bench(
     """Time all-to-all in a lab: gloo's own and planned ones, each with its spread, times the bound and bus bandwidth."""
     from moeyard.cli.show import print_json
     from moeyard.formats import load_cluster
+    from moeyard.lab import LabSpec
     from moeyard.lab import bench as lab_bench
-    from moeyard.lab.loads import STANDARD
+    from moeyard.lab.loads import fitting_mb, standard
 
+    cluster = LabSpec.load(a_lab(spec)).cluster
+    mb = fitting_mb(cluster) if mb is None else mb
     data = lab_bench.bench(
-        spec, traffic or STANDARD, method or lab_bench.METHODS, mb=mb, row_bytes=row_bytes, repeat=repeat,
+        spec, traffic or standard(cluster, mb, row_bytes, seed), method or lab_bench.METHODS, mb=mb, row_bytes=row_bytes, repeat=repeat,
         calibrated=load_cluster(calibrated) if calibrated else None, network=known(network), seed=seed,
     )  # fmt: skip
     if out is not None:
@@ -232,6 +243,19 @@ def bench(
         print_json(data)
     else:
         print(lab_bench.show(data))
+
+
+def a_lab(spec: str) -> str:
+    """The name or file of a lab. A built-in cluster that no machine can act is refused."""
+    from moeyard.errors import MoeyardError
+    from moeyard.formats.clusters import preset_names
+
+    own = [name for name in preset_names() if name.startswith("lab-")]
+    if spec in preset_names() and spec not in own:
+        raise MoeyardError(
+            f"{spec} is a cluster, not a lab: one machine cannot act it; use {' or '.join(own)}, or a TOML file of your own"
+        )
+    return spec
 
 
 def known(network: str) -> Literal["auto", "rails", "loopback"]:

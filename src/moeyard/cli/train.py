@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +15,46 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moeyard.cli.lab import a_lab
 from moeyard.cli.show import console, print_json, table
-from moeyard.errors import MoeyardError
+from moeyard.errors import InvalidFile, MoeyardError, suggest
 from moeyard.units import show_seconds
 
 if TYPE_CHECKING:
     from moeyard.train.options import Options
 
 
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Options from a TOML file; what the command line says counts more."""
+    if path is None:
+        return None
+    known = (
+        {param.name.rstrip("_"): param.name for param in context.command.params if param.name}
+        if context.command
+        else {}
+    )
+    known.pop("options", None)
+    known.pop("help", None)
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidFile(f"{path}: not TOML: {error}") from error
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise InvalidFile(f"{path}: unknown key {key!r}; {suggest(name, known)}")
+        if isinstance(value, dict):
+            value = [f"{field}={json_.dumps(one)}" for field, one in value.items()]
+        if name == "set" and not isinstance(value, list):
+            raise InvalidFile(f"{path}: set must be a table of config fields, got {value!r}")
+        found[known[name]] = value
+    context.default_map = (context.default_map or {}) | found
+    return path
+
+
 def run(
+    options_: Annotated[Path | None, typer.Option("--options", metavar="FILE.toml", callback=_from_file, is_eager=True, help="Options of this command as TOML: steps = 32, [set] hidden_size = 512; the command line counts more.")] = None,
     lab: Annotated[
         str | None,
         typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
@@ -56,6 +88,7 @@ def run(
     """
     from moeyard.train.options import Options
 
+    lab = None if lab is None else a_lab(lab)
     modes = ("plain", "moeyard") if mode == "both" else tuple(mode.split(","))
     options = Options(
         out=str(out.resolve()), modes=modes, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,

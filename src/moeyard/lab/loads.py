@@ -17,6 +17,27 @@ LOCAL = "zipf-local"  # Zipf over the destination's local rank: the rails of a n
 STANDARD = ("zipf-local:1.2", "balanced", "random", "zipf:1.2", "hot:0.25", "sparse:0.1")
 
 
+_SECONDS = 0.45  # that the nics of a lab have to do with what is sent by default: 45 MB in lab-4x4
+
+
+def fitting_mb(cluster: Cluster) -> float:
+    """Megabytes between nodes that suit the rate of a lab's nics."""
+    return float(round(_SECONDS * cluster.scale_out.bandwidth * float(cluster.rails.sum()) / 1e6, 1))
+
+
+def standard(cluster: Cluster, mb: float, row_bytes: int, seed: int = 0) -> list[str]:
+    """Of the STANDARD ones those that have rows between nodes: in a small lab a sparse one may have none."""
+    lab_traffic(cluster, "balanced", mb, row_bytes, seed)  # what is wrong with all of them is an error
+    found = []
+    for name in STANDARD:
+        try:
+            lab_traffic(cluster, name, mb, row_bytes, seed)
+        except MoeyardError:
+            continue
+        found.append(name)
+    return found
+
+
 def lab_traffic(cluster: Cluster, name: str, mb: float, row_bytes: int, seed: int = 0) -> Traffic:
     """`mb` megabytes between nodes in all, in rows; the rows inside nodes come on top, in their own proportion.
 

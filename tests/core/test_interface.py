@@ -1,0 +1,158 @@
+"""What annoyed at the command line, each with what it does now."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import moeyard as my
+from moeyard.cli import main
+from moeyard.cli.app import COMMANDS
+from moeyard.lab.loads import STANDARD, fitting_mb, lab_traffic, standard
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def refused(result, *says):
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    for word in says:
+        assert word in err
+
+
+def test_names_stay_whole_at_60_columns(call, monkeypatch):
+    monkeypatch.setattr("moeyard.cli.show.console", narrow)
+    for module in ("schedule", "plan"):
+        monkeypatch.setattr(f"moeyard.cli.{module}.console", narrow)
+    out = call("schedule", "h200-2x8", "balanced", "--mb", "1")[1]
+    assert max(map(len, out.splitlines())) <= 60
+    for name in my.SCHEDULERS:
+        assert any(line.split()[:1] == [name] for line in out.splitlines()), name
+
+
+def narrow():
+    from rich.console import Console
+
+    return Console(width=60, highlight=False)
+
+
+def test_an_ascii_locale_gets_plain_output(root):
+    environment = os.environ | {
+        "PYTHONPATH": str(root / "src"),
+        "PYTHONIOENCODING": "ascii",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "moeyard",
+        "schedule",
+        "h200-2x8",
+        "balanced",
+        "--mb",
+        "1",
+        "--scheduler",
+        "direct",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    done.stdout.decode("ascii")
+
+
+def test_lab_bench_has_defaults_that_every_lab_can_do():
+    for name in ("lab-2x2", "lab-4x4"):
+        cluster = my.Cluster.load(name)
+        mb = fitting_mb(cluster)
+        chosen = standard(cluster, mb, 2048)
+        assert "balanced" in chosen
+        assert len(chosen) >= len(STANDARD) - 1
+        for one in chosen:
+            assert lab_traffic(cluster, one, mb, 2048).rows.sum() > 0
+    assert fitting_mb(my.Cluster.load("lab-4x4")) == 45.0
+    with pytest.raises(my.MoeyardError, match="positive"):
+        standard(cluster, -1.0, 2048)
+
+
+def test_a_cluster_that_is_no_lab_is_refused(call):
+    for command in (
+        ("lab", "run", "h200-4x8", "--", "x.py"),
+        ("lab", "bench", "h200-4x8"),
+        ("lab", "calibrate", "h200-4x8"),
+    ):
+        refused(call(*command), "not a lab", "lab-2x2 or lab-4x4")
+    refused(call("train", "--lab", "h200-4x8"), "not a lab")
+
+
+def test_no_lab_is_said_to_be_none(call, monkeypatch):
+    pytest.importorskip("pyroute2")
+    monkeypatch.setattr("moeyard.lab.labs", list)
+    status, out, _ = call("lab", "list")
+    assert status == 0
+    assert out.startswith("no lab runs here")
+
+
+def test_train_without_a_lab_leaves_nothing(call, tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    refused(call("train", "--out", tmp_path / "run"), "neither --lab nor torchrun")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_misspelt_trace_is_named(call):
+    refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
+
+
+def test_every_command_has_a_summary_that_is_not_cut_and_an_example(call):
+    out = " ".join(call("--help")[1].split())
+    for name, command in COMMANDS.items():
+        assert command.summary in out
+        assert f"moeyard {name}" in command.examples, name
+    assert "--install-completion" in out
+
+
+# --- options of train as a file
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What train would have been asked for."""
+    asked = {}
+    monkeypatch.setattr(
+        "moeyard.cli.train._under_torchrun", lambda options, json: asked.update(vars(options))
+    )
+    return asked
+
+
+def test_train_takes_its_options_from_a_file_and_the_command_line_counts_more(call, tmp_path, seen):
+    path = tmp_path / "train.toml"
+    path.write_text(
+        'steps = 32\nlearning-rate = 0.5\nskew = "mixtral-8"\n[set]\nhidden_size = 512\nact = "relu"\n'
+    )
+    assert call("train", "--options", path, "--steps", 3)[0] == 0
+    assert (seen["steps"], seen["learning_rate"], seen["skew"]) == (3, 0.5, "mixtral-8")
+    assert seen["config"] == {"hidden_size": 512, "act": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("stps = 3", "did you mean 'steps'"), ("steps = ", "not TOML"), ("set = 3", "a table")],
+)
+def test_a_file_of_options_that_is_wrong_is_one_line(call, tmp_path, seen, text, says):
+    (tmp_path / "t.toml").write_text(text)
+    refused(call("train", "--options", tmp_path / "t.toml"), says, "t.toml")
+    assert not seen
