@@ -74,9 +74,16 @@ COMMANDS = {
         """,
     ),
     "report": Command(
-        "Build the report page of a run or a benchmark: one HTML file with everything inside, no network needed.",
+        "Build the report page of a run, a replay, a simulation or a benchmark: one HTML file, no network needed.",
         """
         moeyard report out/run
+        moeyard report out/replay
+        """,
+    ),
+    "compare": Command(
+        "Compare runs: every mode or way a line, with times, ratios to the first, and where their conditions differ.",
+        """
+        moeyard compare out/before out/after
         """,
     ),
     "reproduce": Command(

@@ -13,12 +13,13 @@ def run(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder that `moeyard train` wrote, or the JSON file of `moeyard lab bench`.",
+            help="A folder that `moeyard train` or `moeyard replay` wrote, the .npz of `moeyard simulate --npz`, or the JSON file of "
+            "`moeyard lab bench`.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="The HTML file; default: beside the source.")] = None,
 ) -> None:
-    """Build the report page of a run or a benchmark: one HTML file with everything inside, no network needed."""
+    """Build the report page of a run, a replay, a simulation or a benchmark: one HTML file, no network needed."""
     from moeyard.report import write_report
 
     print(write_report(source, out))

@@ -6,19 +6,26 @@ import json
 from pathlib import Path
 
 from moeyard.errors import InvalidFile
+from moeyard.formats.replays import FORMAT, JSON, load_replay
+from moeyard.formats.timelines import load_timeline
 from moeyard.report.bench import bench_page
 from moeyard.report.page import Page
+from moeyard.report.replay import replay_page
 from moeyard.report.run import load_run, run_page
+from moeyard.report.timeline import timeline_page
 
 
 def write_report(source: str | Path, out: str | Path | None = None) -> Path:
-    """The page of a run's folder (or its run.json) or of a benchmark's JSON file; default: beside what it shows."""
+    """The page of a run's or a replay's folder, of a timeline's .npz or of a benchmark's JSON file; default: beside what it shows."""
     source = Path(source)
-    if source.name == "run.json":
+    if source.name in ("run.json", JSON):
         source = source.parent
     if source.is_dir():
         target = Path(out) if out is not None else source / "report.html"
-        page = page_of_run(source)
+        page = page_of_replay(source) if (source / JSON).is_file() else page_of_run(source)
+    elif source.suffix == ".npz":
+        target = Path(out) if out is not None else source.with_suffix(".html")
+        page = timeline_page(load_timeline(source))
     else:
         if not source.is_file():
             raise InvalidFile(
@@ -29,9 +36,19 @@ def write_report(source: str | Path, out: str | Path | None = None) -> Path:
             data = json.loads(source.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise InvalidFile(f"{source}: not JSON: {error}") from error
-        page = bench_page(data, str(source))
+        is_replay = isinstance(data, dict) and data.get("format") == FORMAT
+        page = page_of_replay(source) if is_replay else bench_page(data, str(source))
     target.write_text(page.html(), encoding="utf-8")
     return target
+
+
+def page_of_replay(source: Path) -> Page:
+    try:
+        return replay_page(load_replay(source))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise InvalidFile(
+            f"{source}: a figure is missing or of another kind: {error!r}; replay it anew"
+        ) from error
 
 
 def page_of_run(folder: Path) -> Page:
