@@ -67,6 +67,18 @@ COMMANDS = {
         moeyard train --options train.toml --steps 32
         """,
     ),
+    "watch": Command(
+        "Follow a training run on a local page: step time, loss, rows per rail, events.",
+        """
+        moeyard watch out/run
+        """,
+    ),
+    "demo": Command(
+        "Train in a lab with a page to watch it on, and buttons that cut, slow and mend its rails.",
+        """
+        moeyard demo --lab lab-2x2
+        """,
+    ),
     "record": Command(
         "Run a model over a text in this process, count what its routers choose, and write a trace for `moeyard plan`.",
         """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_
 import os
 import signal
+import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,6 +82,7 @@ def run(
     remeasure_every: Annotated[int, typer.Option(help="Measure the rails anew every so many steps; 0: never.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 120.0,
     network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
+    live: Annotated[bool, typer.Option("--live", help="Also serve a page on this machine that follows the run; its address is printed first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:  # fmt: skip
     """Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.
@@ -97,15 +101,30 @@ def run(
         remeasure_every=remeasure_every, timeout=timeout,
     )  # fmt: skip
     if lab is None:
+        if live:
+            raise MoeyardError("--live is for a lab; under torchrun start `moeyard watch OUT` beside it")
         _under_torchrun(options, json)
         return
     if network not in ("auto", "rails", "loopback"):
         raise MoeyardError(f"--network {network!r} is none of auto, rails, loopback")
-    ended = in_lab(lab, options, network, quiet=json)
+    with _watched(out) if live else contextlib.nullcontext():
+        ended = in_lab(lab, options, network, quiet=json)
     if ended["stopped"]:
         print(f"stopped; checkpoints are in {out}; go on with --resume", file=sys.stderr)
     if ended["summary"]:
         _finish(out, json)
+
+
+@contextlib.contextmanager
+def _watched(out: Path) -> Iterator[None]:
+    """A page in a process of its own: the ranks are forked from this one, which should have no threads."""
+    out.mkdir(parents=True, exist_ok=True)
+    page = subprocess.Popen([sys.executable, "-m", "moeyard", "watch", str(out)], stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        page.terminate()
+        page.wait()
 
 
 def _fields(pairs: list[str]) -> dict[str, Any]:
