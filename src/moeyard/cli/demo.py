@@ -39,7 +39,12 @@ def run(
         "--out", str(out), "--timeout", "20",
     ]  # fmt: skip
     job = subprocess.Popen(command, stdout=sys.stderr)
-    threading.Thread(target=lambda: (job.wait(), server.stop()), daemon=True).start()
+
+    def end_with_the_run() -> None:
+        job.wait()
+        server.stop()
+
+    threading.Thread(target=end_with_the_run, daemon=True).start()
     try:
         server.serve()
     finally:

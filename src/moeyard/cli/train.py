@@ -52,7 +52,7 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
         if name == "set" and not isinstance(value, list):
             raise InvalidFile(f"{path}: set must be a table of config fields, got {value!r}")
         found[known[name]] = value
-    context.default_map = (context.default_map or {}) | found
+    context.default_map = {**(context.default_map or {}), **found}
     return path
 
 
