@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 import moeyard as my
 import moeyard.runtime as yr
+from bench.ending import end_with
 
 WIDTH = 1024  # float32 elements a row
 
@@ -177,10 +178,11 @@ def in_ranks(ranks, function, *arguments):
         os.environ |= {"WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
         answer, children = Path(folder) / "answer.json", []
         for rank in range(ranks):
-            child = os.fork()  # nothing of torch has run yet
+            bench, child = os.getpid(), os.fork()  # nothing of torch has run yet
             if child == 0:
                 code = 1
                 try:
+                    end_with(bench)
                     result = function(rank, *arguments)
                     if rank == 0:
                         answer.write_text(json.dumps(result))

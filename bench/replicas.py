@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from bench.document import write_figures
+from bench.ending import end_with
 
 
 def run(rank, options, folder):
@@ -168,10 +169,11 @@ def ranks_of(options, folder):
     """Fork them from here, where everything is imported and nothing has touched a GPU; their exit codes."""
     children = []
     for rank in range(options.ranks):
-        child = os.fork()
+        campaign, child = os.getpid(), os.fork()
         if child == 0:
             code = 1
             try:
+                end_with(campaign)
                 import torch
 
                 if options.backend == "nccl" and not torch.cuda.is_available():

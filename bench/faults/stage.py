@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.ending import end_with
 from bench.faults.training import PHASES, Job, be
 
 
@@ -56,10 +57,11 @@ class World:
 
     @staticmethod
     def _fork(function: Any, *arguments: Any) -> int:
-        pid = os.fork()
+        campaign, pid = os.getpid(), os.fork()
         if pid == 0:
             code = 1
             try:
+                end_with(campaign)
                 os.setpgid(0, 0)  # Ctrl-C is the campaign's
                 function(*arguments)
                 code = 0
@@ -71,8 +73,7 @@ class World:
         import torch.distributed as dist
 
         store = dist.TCPStore("127.0.0.1", self.job.port, None, True, wait_for_workers=False)
-        while os.getppid() != 1:
-            time.sleep(0.5)
+        signal.pause()
         del store
 
     def at(self, rank: int) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.ending import end_with
 from bench.mutants.mutant import ROOT, Mutant
 
 COPIED = ("src", "tests", "bench", "docs", "examples", "pyproject.toml", "README.md", "ARCHITECTURE.md")
@@ -68,8 +69,9 @@ def run_tests(tests: Sequence[str], tree: Path) -> dict[str, str]:
     """Node id -> passed | failed | skipped | broken (before it began) | absent. A parametrized test failed if one of it did."""
     answer, log = tree / "answer.json", tree / "log"
     answer.unlink(missing_ok=True)
-    child = os.fork()
+    campaign, child = os.getpid(), os.fork()
     if child == 0:
+        end_with(campaign)
         _become(tests, tree, answer, log)
     end = time.monotonic() + PATIENCE * len(tests)
     while os.waitpid(child, os.WNOHANG) == (0, 0):

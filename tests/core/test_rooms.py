@@ -150,6 +150,7 @@ WATCHED = {  # function that makes a collective -> who watches over it
     "weights.export._whole": "called under Floor.watched",
     "transport.channels.make_group": "the yard makes its groups under Guard.watched",
     "transport.channels.warm": "called under Guard.watched",
+    "transport.groups.warm": "called under Guard.watched",
     "transport.groups.background": "Floors makes it under Guard.watched",
     "transport.nccl.batches": "turned into our error by Queue; the vigil has its works",
 }

@@ -109,10 +109,11 @@ def start(place, folder, log):
     """Fork the writing ranks; their process ids."""
     children = []
     for rank in range(RANKS):
-        child = os.fork()
+        here, child = os.getpid(), os.fork()
         if child == 0:
             code = harness.FAILED
             try:
+                harness.end_with(here)
                 code = harness.run_rank(write, rank, RANKS, place, TIMEOUT, {"folder": folder, "log": log})
             finally:
                 os._exit(code)

@@ -16,6 +16,8 @@ import time
 import traceback
 from pathlib import Path
 
+from bench.ending import end_with
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SRC = ROOT / "src"
@@ -77,6 +79,7 @@ def _result(folder, rank, may_die, errors):
 
 
 def main() -> None:
+    end_with(os.getppid())
     name, world, folder, timeout = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
     import torch.distributed  # noqa: F401  imported before the fork
 
@@ -94,10 +97,11 @@ def one_round(function, world, folder, timeout, arguments) -> None:
     """Fork the ranks and wait for them."""
     children = []
     for rank in range(world):
-        child = os.fork()
+        here, child = os.getpid(), os.fork()
         if child == 0:
             code = FAILED
             try:
+                end_with(here)
                 code = run_rank(function, rank, world, folder, timeout, arguments)
             finally:
                 os._exit(code)

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from bench.faults import table
@@ -45,3 +47,38 @@ def test_what_the_docs_show_is_of_all_kinds_and_clean():
     assert {row["kind"] for row in rows} == set(KINDS)
     assert all(table.clean(row) for row in rows), "a fault that was not clean is mended, not shown"
     assert table.by_kind(rows).count("\n") == len(KINDS) + 2
+
+
+ORPHANS = """
+import os, signal, sys, time
+from bench.faults.stage import World
+from bench.ending import end_with
+
+children = [World._fork(time.sleep, 60), World._fork(signal.pause)]
+os.kill(children[1], signal.SIGSTOP)  # one that is stopped ends too
+print(*children, flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_is_left_of_a_campaign_that_is_killed(root):
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], env=environment, stdout=subprocess.PIPE
+    ) as campaign:
+        children = [Path("/proc") / number for number in campaign.stdout.readline().decode().split()]
+        assert len(children) == 2
+        assert all(one.exists() for one in children)
+        campaign.kill()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(map(alive, children)):
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+
+
+def alive(process):
+    """Not gone, nor only unburied."""
+    try:
+        return "(zombie)" not in (process / "status").read_text()
+    except OSError:
+        return False

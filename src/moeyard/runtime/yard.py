@@ -51,7 +51,7 @@ from moeyard.runtime.transport.collective import Collective
 from moeyard.runtime.transport.detect import lab_place
 from moeyard.runtime.transport.family import choose_transport
 from moeyard.runtime.transport.groups import Groups
-from moeyard.runtime.transport.world import Wanted, Where, device_of, group_of, members_of, see_world
+from moeyard.runtime.transport.world import Wanted, Where, device_of, members_of, see_world
 from moeyard.traffic import Traffic
 
 _count = 0  # yards made by this process: their number names them in the store
@@ -81,8 +81,8 @@ class Yard:
     __slots__ = (
         "__weakref__",
         "_client",
-        "_group",
         "_observer",
+        "_sites",
         "_store",
         "_transport_of",
         "_watcher",
@@ -141,12 +141,12 @@ class Yard:
         self._client = own_client(self._store, dist.get_rank(), first=0)
         self.rank, self.size = self.world.rank, len(self.world.ranks)
         self.device = device_of(self.world.backend)
-        self._group = group_of(where)
         self._transport_of = choose_transport(self.options.transport, self.world.backend)
         if switched_off() and dist.get_rank() == 0:
             print(OFF, file=sys.stderr, flush=True)
         self.generation = 0  # grows with every recovery, when all groups are new
         self.workspace = Workspace(resident)
+        self._sites = 0
         self._open()
 
     def _open(self) -> None:
@@ -155,7 +155,9 @@ class Yard:
         store = PrefixStore(f"g{fellow[0]}/{self.generation}", self._client)
         railed = world.interfaces is not None
         self.guard = Guard(store, dist.get_rank(), fellow, world.timeout, railed, self.ranks[0])
-        self.groups = self.guard.watched("making groups", lambda: Groups(world))
+        self.groups = self.guard.watched(
+            "making groups", lambda: Groups(world, self.options.transport == "collective")
+        )
         control = Control(self.groups.control, self.ranks, self.guard.lost)
         dense = Control(self.dense_control, fellow, self.guard.lost)
         self.floors = Floors(dense, self.guard, lambda: self.groups.background)
@@ -165,11 +167,11 @@ class Yard:
         self.transport = self._transport_of(self._deck(self._observer, self._watcher))
         if self.device.type == "cuda":
             self.guard.keep_vigil(self.groups.abort)
-        self.guard.watched("warming groups", lambda: self.channels.warm(self.device, self.guard.note))
+        self.guard.watched("warming groups", lambda: self.groups.warm(self.device, self.guard.note))
         self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
 
     def _deck(self, observer: Observer | None = None, watcher: Watcher | None = None) -> Deck:
-        return Deck(self.rank, self.device, self._group, self.channels, self.guard, observer, watcher)
+        return Deck(self.rank, self.device, self.groups.whole, self.channels, self.guard, observer, watcher)
 
     def _apart(self) -> Transport:
         """On communicators of its own, for what runs behind the rows on a device."""
@@ -277,6 +279,11 @@ class Yard:
                 [self.ranks[self.rank]],
             )
 
+    def next_site(self) -> int:
+        """A number for a layer that is made now, from 1. Every rank makes the same layers in the same order."""
+        self._sites += 1
+        return self._sites
+
     def check_replicas(self, only: Held | None = None) -> int:
         """How many copies of experts, on all ranks, hold bit by bit what their homes would send now; Mismatch, naming the layer,
         the expert and the ranks, on every rank if one does not. Every rank calls this at the same point, at any point: replicas
@@ -378,7 +385,7 @@ class Yard:
         self.behind.close()
         self.transport.close()
         self.workspace.clear()
-        self.plans.clear()
+        self.agreement.clear()
         self.groups.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,35 @@ from moeyard.runtime.faults.guard import Guard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
+CONFIGURATIONS = 4  # whose plans are kept
+
 
 class Agreement:
     """Gathers and plans of one yard, from its opening to its end or to a lost rail. Every rank makes the same calls."""
 
     def __init__(self, control: Control, guard: Guard, rank: int, watcher: Watcher | None = None) -> None:
-        self.control, self.plans = control, PlanCache()
+        self.control = control
+        self._caches: OrderedDict[int, PlanCache] = OrderedDict()
         self._guard, self._rank, self._watcher = guard, rank, watcher
         self._history = 0  # of all plans so far
 
     def plan_for(self, cluster: Cluster, scheduler: str, digest: int) -> None:
         """From now on. digest: of these and all other options; ranks that differ in it are told so in their next call."""
         self._cluster, self._scheduler, self._digest = cluster, scheduler, digest
-        self.plans.clear()
+        # Not emptied: a rank that changed to and fro alone would plan anew, and wait for others who need not.
+        self._caches.setdefault(digest, PlanCache())
+        self._caches.move_to_end(digest)
+        while len(self._caches) > CONFIGURATIONS:
+            self._caches.popitem(last=False)
+
+    @property
+    def plans(self) -> PlanCache:
+        """Of what is planned for now."""
+        return self._caches[self._digest]
+
+    def clear(self) -> None:
+        self._caches.clear()
+        self._caches[self._digest] = PlanCache()
 
     def agree(
         self,
@@ -41,6 +58,7 @@ class Agreement:
         dtype: int = 0,
         grad: int = 0,
         site: int = 0,
+        homes: int = 0,
         flaw: Flaw | None = None,
         ahead: int = 0,
     ) -> IntArray:
@@ -52,7 +70,9 @@ class Agreement:
         where.enter(kind)
         if ahead:
             self._history = small_digest(self._history, ahead)
-        frame = Frame(kind, where.call, self._digest, self._history, row_bytes, dtype, int(grad), site, flaw)
+        frame = Frame(
+            kind, where.call, self._digest, self._history, row_bytes, dtype, int(grad), site, homes, flaw
+        )
         try:
             values = self.control.agree(frame, np.asarray(payload, dtype=np.int64))
         finally:

@@ -18,7 +18,7 @@ from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.faults.flaws import Flaw
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
-FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length")
+FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "homes", "length")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
@@ -45,7 +45,8 @@ _WHY = {
     "row_bytes": "rows must be as wide on every rank",
     "dtype": "rows must have the same dtype on every rank",
     "grad": "rows (1) and experts' parameters (2) require grad on every rank or on none",
-    "site": "they are in different layers of experts; every rank must run the same layers in the same order",
+    "site": "they are in different layers of experts; every rank must make and run the same layers in the same order",
+    "homes": "experts must have the same homes and hosts on every rank; give every rank the same home_E or placement",
     "length": "every rank must have the same number of experts and ranks",
 }
 
@@ -67,6 +68,7 @@ class Frame:
     dtype: int = 0
     grad: int = 0
     site: int = 0
+    homes: int = 0
     flaw: Flaw | None = None
 
 
@@ -96,6 +98,7 @@ class Control:
             frame.dtype,
             frame.grad,
             frame.site,
+            frame.homes,
             n,
             flaw.code,
             flaw.a,

@@ -47,8 +47,8 @@ def by_first(floor: Floor, mine: Any, decide: Callable[[list[Any]], Sequence[Any
     return answer
 
 
-def all_or_none(floor: Floor, error: Exception | None) -> None:
-    """After a part that each rank does alone: the own error, or one that says which ranks had one."""
+def all_or_none(floor: Floor, error: Exception | None, kind: type[MoeyardError] = InvalidFile) -> None:
+    """After a part that each rank does alone: the own error, or one of this kind that says which ranks had one."""
 
     def told(errors: list[str | None]) -> list[str]:
         return ["; ".join(f"rank {rank}: {one}" for rank, one in enumerate(errors) if one)] * len(errors)
@@ -57,4 +57,4 @@ def all_or_none(floor: Floor, error: Exception | None) -> None:
     if error is not None:
         raise error
     if wrong:
-        raise InvalidFile(wrong)
+        raise kind(wrong)

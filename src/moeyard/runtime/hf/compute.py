@@ -149,7 +149,7 @@ def through(
 
     return through_experts(
         yard,
-        Layer(module.expert_site, module.expert_name, stacks, dtype),
+        Layer(module.expert_site.number, module.expert_name, stacks, dtype),
         x_TD.to(dtype),
         index,
         None if weights is None else weights.reshape(index.shape),

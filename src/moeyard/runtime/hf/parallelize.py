@@ -21,7 +21,7 @@ from moeyard.runtime.hf.places import Place
 from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
 from moeyard.runtime.layers.ahead import begin_forward
 from moeyard.runtime.layers.gradients import expert_parameters
-from moeyard.runtime.layers.share import Share, expert_modules
+from moeyard.runtime.layers.share import Share, Site, expert_modules
 from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"] | None
@@ -39,9 +39,9 @@ def parallelize(model: Any, yard: Base, *, homes: Homes = None) -> Any:
     places = find(model)
     uses = Counter(id(place.whole(stack)[0]) for place in places for stack in place.stacks)
     shared: dict[int, nn.Parameter | None] = {key: None for key, count in uses.items() if count > 1}
-    for number, place in enumerate(places, start=1):
+    for place in places:
         _cut(place, yard, _homes(homes, place.name), shared)
-        place.module.expert_site, place.module.expert_name = number, place.name
+        place.module.expert_site, place.module.expert_name = Site(yard), place.name
     _choose(model, [place.module for place in places if on_interface(place.module)])
     model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
     model.register_forward_pre_hook(BeginForward(yard))

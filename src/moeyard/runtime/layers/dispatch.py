@@ -149,9 +149,9 @@ def dispatch(
 
     top_k_index[T, K]: the experts that each token chose. Homes: `home_E`, or spread evenly. Hosts: `placement`, or the
     yard's planner on the demand of this very call (a pure function of it, so a recomputed forward plans the same). `site`: a
-    number of the layer; ranks that are in different layers are then told so. `trains`: the experts' parameters want gradients, so
-    that a rank whose own are frozen is told so, and not waited for. `layer`: instead of both, what its replicas are made of, for
-    a yard that plans ahead.
+    number of the layer (`yard.next_site()` when it is made); ranks that are in different layers are then told so. `trains`: the
+    experts' parameters want gradients, so that a rank whose own are frozen is told so, and not waited for. `layer`: instead of both,
+    what its replicas are made of, for a yard that plans ahead.
     """
     if layer is None:
         layer = Layer(site, "a layer", (), x_TD.dtype, trains)
@@ -189,6 +189,7 @@ def plan_dispatch(
         dtype=dtype_code(x_TD.dtype),
         grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains),
         site=layer.site,
+        homes=small_digest(np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER),
         flaw=next((part.flaw for part in parts if part.flaw is not None), None),
         ahead=ahead,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ from moeyard.runtime.layers.chunks import through_experts
 from moeyard.runtime.layers.dispatch import Route
 from moeyard.runtime.layers.precision import travel_dtype
 from moeyard.runtime.layers.replicas import Hosted, read_again
-from moeyard.runtime.layers.share import Share, Stack, tell
+from moeyard.runtime.layers.share import Share, Site, Stack, tell
 from moeyard.runtime.roles import Hosts
-
-_NUMBERS = count(1)  # of this process' layers, for errors
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,14 +85,18 @@ class MoELayer(nn.Module):
             raise InvalidModel(f"top_k is {top_k} of {num_experts} experts; choose 1..{num_experts}")
         options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
-        self.site = next(_NUMBERS)
-        self.name = f"MoELayer {self.site}"
+        self.expert_site = Site(yard)
         homes = static_homes(num_experts, yard.size) if home_E is None else home_E
         self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)
         self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * inner, hidden, **options))
         self.down = nn.Parameter(torch.empty(len(self.own), hidden, inner, **options))
         self.reset(seed)
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return f"MoELayer {self.expert_site.number}"
 
     @property
     def home_E(self) -> IntArray:
@@ -134,7 +135,7 @@ class MoELayer(nn.Module):
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
         dtype = travel_dtype(x_TD)
-        layer = Layer(self.site, self.name, (self.gate_up, self.down), dtype)
+        layer = Layer(self.expert_site.number, self.name, (self.gate_up, self.down), dtype)
         return through_experts(
             self.yard,
             layer,

@@ -13,6 +13,8 @@ from torch import nn
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.placement import Placement
+from moeyard.runtime.agree.first import all_or_none
+from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.layers.autograd import all_to_all_single
 from moeyard.runtime.layers.share import Share, expert_modules
 from moeyard.runtime.roles import Base
@@ -29,7 +31,47 @@ def move_experts(
     homes: the rank of each expert, or a Placement, for all layers or by module name. The parameters stay the same objects, so the
     optimizer keeps them; its state moves along. Gradients are dropped.
     """
-    moved = 0
+    orders, error = [], None
+    try:
+        orders = _orders(model, yard, homes, optimizer)
+    except Exception as wrong:
+        error = wrong
+    floor = yard.floor("move_experts")
+    all_or_none(floor, error, InvalidPlacement)  # before anything moves
+    floor.meet(optimizer is None, [(one.name, one.home_E.tolist()) for one in orders])
+    known: list[list[About]] = []
+    try:
+        known = _known(yard, orders)
+    except Mismatch as wrong:
+        error = wrong
+    all_or_none(floor, error, InvalidPlacement)  # other expert-parallel groups have not seen it
+    for one, states in zip(orders, known, strict=True):
+        moves = _Moves(yard, one.share.home_E, one.home_E)
+        for parameter, about in zip(one.parameters, states, strict=True):
+            if optimizer is not None:
+                _move_state(parameter, optimizer, about, moves)
+            parameter.data = moves(parameter.data)
+            parameter.grad = None
+        one.module.expert_share = Share(one.home_E, yard.rank, one.share.stacks)
+    return sum(int((one.home_E != one.share.home_E).sum()) for one in orders)
+
+
+class _Order(NamedTuple):
+    """What one layer is asked to move. `about`: this rank's optimizer state of each of the parameters that travel with it."""
+
+    name: str
+    module: Any
+    share: Share
+    home_E: IntArray
+    parameters: list[nn.Parameter]
+    about: list[About]
+
+
+def _orders(
+    model: nn.Module, yard: Base, homes: Homes, optimizer: torch.optim.Optimizer | None
+) -> list[_Order]:
+    """Of the layers whose homes change; touches nothing."""
+    found: list[_Order] = []
     done: dict[int, IntArray] = {}
     for name, module in expert_modules(model):
         share: Share = module.expert_share  # type: ignore[assignment]
@@ -37,27 +79,42 @@ def move_experts(
         if given is None:
             continue
         home_E = np.asarray(given.home_E if isinstance(given, Placement) else given)
-        if home_E.shape != share.home_E.shape or (home_E < 0).any() or (home_E >= yard.size).any():
+        whole = home_E.shape == share.home_E.shape and home_E.dtype.kind in "iu"
+        if not whole or (home_E < 0).any() or (home_E >= yard.size).any():
             raise InvalidPlacement(
                 f"{name}: homes must be {share.num_experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
             )
+        own: dict[str, nn.Parameter] = {stack.name: getattr(module, stack.name) for stack in share.stacks}
+        if any((done.get(id(one), home_E) != home_E).any() for one in own.values()):
+            raise InvalidPlacement(f"{name}: shares its experts with a layer that has other homes")
+        travel = {key: one for key, one in own.items() if id(one) not in done}  # layers may share experts
+        done |= {id(one): home_E for one in own.values()}
         if (home_E == share.home_E).all():
             continue
-        moves = _Moves(yard, share.home_E, home_E)
-        for stack in share.stacks:
-            parameter: nn.Parameter = getattr(module, stack.name)
-            if id(parameter) in done:  # layers may share their experts
-                if (done[id(parameter)] != home_E).any():
-                    raise InvalidPlacement(f"{name}: shares its experts with a layer that has other homes")
-                continue
-            done[id(parameter)] = home_E
-            if optimizer is not None:
-                _move_state(f"{name}.{stack.name}", parameter, optimizer, moves)
-            parameter.data = moves(parameter.data)
-            parameter.grad = None
-        moved += int((home_E != share.home_E).sum())
-        module.expert_share = Share(home_E, yard.rank, share.stacks)  # type: ignore[assignment]
-    return moved
+        state = {} if optimizer is None else optimizer.state
+        about = [_about(f"{name}.{key}", one, state.get(one, {})) for key, one in travel.items()]
+        found.append(_Order(name, module, share, home_E, list(travel.values()), about))
+    return found
+
+
+def _known(yard: Base, orders: list[_Order]) -> list[list[About]]:
+    """What optimizer state each parameter has, on whichever rank has some: one that has none yet takes part with zeros."""
+    every: list[list[list[About]]] = [[]] * yard.size
+    group, mine = yard.control.group, [one.about for one in orders]
+    yard.floor("move_experts").watched(lambda: dist.all_gather_object(every, mine, group=group))
+    known: list[list[About]] = []
+    for number, order in enumerate(orders):
+        per_rank = [theirs[number] for theirs in every]
+        known.append([next((one for one in states if one), {}) for states in zip(*per_rank, strict=True)])
+        for rank, states in enumerate(per_rank):
+            for one, first in zip(states, known[-1], strict=True):
+                if one and _kinds(one) != _kinds(first):
+                    raise Mismatch(
+                        f"{order.name}: rank {rank} keeps optimizer state {_kinds(one)}, another rank {_kinds(first)}; "
+                        f"nothing was moved; give every rank the same optimizer",
+                        [yard.ranks[rank]],
+                    )
+    return known
 
 
 class _Moves:
@@ -107,8 +164,19 @@ class _Single(NamedTuple):
         return self.value.to(parameter.device) if self.on_device else self.value
 
 
-def _about(name: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> dict[str, _Rows | _Single]:
-    about: dict[str, _Rows | _Single] = {}
+About = dict[str, "_Rows | _Single"]
+
+
+def _kinds(about: About) -> dict[str, str]:
+    """What must be alike on all ranks that have it."""
+    return {
+        key: f"{one.dtype} {list(one.shape)}" if isinstance(one, _Rows) else "one value"
+        for key, one in sorted(about.items())
+    }
+
+
+def _about(name: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> About:
+    about: About = {}
     for key, value in state.items():
         per_expert = isinstance(value, torch.Tensor) and value.ndim > 0
         if per_expert and len(value) != len(parameter):
@@ -120,13 +188,10 @@ def _about(name: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> dict
     return about
 
 
-def _move_state(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer, moves: _Moves) -> None:
-    """Each value with a row for every expert moves; single values stay. A rank that has no state yet takes part with zeros."""
-    about = _about(name, parameter, optimizer.state.get(parameter, {}))
-    every: list[dict[str, _Rows | _Single]] = [{} for _ in range(moves.yard.size)]
-    floor, group = moves.yard.floor("move_experts").meet(name), moves.yard.control.group
-    floor.watched(lambda: dist.all_gather_object(every, about, group=group))
-    known = next((one for one in every if one), {})
+def _move_state(
+    parameter: nn.Parameter, optimizer: torch.optim.Optimizer, known: About, moves: _Moves
+) -> None:
+    """Each value with a row for every expert moves; single values stay."""
     for key, what in known.items():
         state = optimizer.state[parameter]
         if isinstance(what, _Single):

@@ -27,6 +27,7 @@ from torch import nn
 from moeyard.arrays import IntArray, frozen
 from moeyard.demand import Demand
 from moeyard.errors import InvalidPlacement
+from moeyard.runtime.roles import Hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,18 @@ class Share:
     def own(self) -> tuple[int, ...]:
         """Logical ids of the experts at home here, in the order of the local stacks."""
         return tuple(np.flatnonzero(self.home_E == self.rank).tolist())
+
+
+class Site:
+    """A layer's number in its yard: the same on all ranks that make the same layers in the same order. A copied layer is another."""
+
+    __slots__ = ("_yard", "number")
+
+    def __init__(self, yard: Hosts) -> None:
+        self._yard, self.number = yard, yard.next_site()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
+        return Site(self._yard)
 
 
 def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -31,7 +31,7 @@ class Deck:
 
     rank: int
     device: torch.device
-    group: dist.ProcessGroup  # the one that the yard was made of: its ranks, in expert-parallel order
+    group: dist.ProcessGroup  # the yard's own of all its ranks, in expert-parallel order
     channels: Channels
     guard: Guard
     observer: Observer | None = None

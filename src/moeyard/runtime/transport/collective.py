@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -64,10 +63,7 @@ def all_at_once(
 
     def finish() -> None:
         try:
-            if deck.device.type == "cpu":  # the group may be the user's, with a time-out of its own
-                work.wait(timedelta(seconds=deck.guard.longest_wait))
-            else:
-                work.wait()
+            work.wait()
         except RuntimeError as error:
             raise deck.guard.lost(str(error)) from error
         if deck.watcher is not None and deck.device.type == "cpu":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from moeyard.cluster import Cluster
@@ -28,16 +29,22 @@ class Groups:
 
     control: gloo, of the expert-parallel group, for small values. channels: what carries rows. dense: of the ranks that share
     the dense parameters; dense_control: the same for small values, on CPU. data: of the ranks with the same experts, if any.
+    whole: of the expert-parallel group, for torch's own all-to-all; ours, since after a fault it is aborted. unplanned: that is
+    what carries the rows.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world, self._wait = world, longest_wait(world.timeout)
+    def __init__(self, world: World, unplanned: bool = False) -> None:
+        self._world, self._wait, self._unplanned = world, longest_wait(world.timeout), unplanned
         families = list(world.families)
         control = {f: self._control_group(f) for f in families}
         self.control = control[world.ranks]
         self.channels = self._channels()
         self._behind: Channels | None = None
         self._own: list[Any] = [self.control]
+        self.whole: Any = self.control
+        if unplanned or world.backend != "gloo":
+            self.whole = {f: make_group(f, world.backend, self._wait) for f in families}[world.ranks]
+            self._own.append(self.whole)
         self._aborted = False
         self._background: Any = None
         self.dense: Any = None
@@ -115,15 +122,20 @@ class Groups:
         shared = world.cluster.but(rails=np.broadcast_to(rails, world.cluster.rails.shape))
         return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
 
+    def warm(self, device: torch.device, note: Callable[[Any], None]) -> None:
+        """One tiny collective on each group that carries rows: connections and communicators exist before the first step."""
+        self.channels.warm(device, note)
+        if self._unplanned:
+            work: Any = dist.all_reduce(torch.ones(1, device=device), group=self.whole, async_op=True)
+            note(work)
+            work.wait()
+
     def abort(self) -> None:
         """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
         self._aborted = True
         behind = [] if self._behind is None else self._behind.groups
-        mine = [
-            *self.channels.groups,
-            *behind,
-            *(group for group in (self.dense, self.data) if group is not None),
-        ]
+        wide = (self.whole, self.dense, self.data)
+        mine = [*self.channels.groups, *behind, *(group for group in wide if group is not None)]
         abort_groups(mine, device_of(self._world.backend))
 
     def close(self) -> None:

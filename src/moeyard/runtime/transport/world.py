@@ -71,6 +71,11 @@ def see_world(store: Store, wanted: Wanted, digest: int) -> World:
     """Compare views with all ranks, by way of the store, and settle what was not given. digest: of options that must agree."""
     members, dense = members_of(wanted.where)
     given, place, backend = wanted.cluster, wanted.place, backend_of(wanted.where)
+    if members != sorted(members):
+        raise InvalidCluster(
+            f"the mesh has expert-parallel ranks {members}, but a process group has its ranks in their order in the world: they "
+            f"must ascend"
+        )
     view = {"members": members, "dense": dense, "config": digest, **own_view()}
     view["rails"] = None if given is None else given.rails.tolist()
     views = share_views(store, dist.get_rank(), view, range(dist.get_world_size()), wanted.timeout)
@@ -116,14 +121,6 @@ def members_of(where: Where) -> tuple[list[int], list[int]]:
         return list(dense), dense
     rows: list[list[int]] = (where.mesh if _expert_dimension(where) == 1 else where.mesh.T).tolist()
     return next(row for row in rows if dist.get_rank() in row), dense
-
-
-def group_of(where: Where) -> dist.ProcessGroup:
-    """The group that torch has of the same ranks."""
-    if isinstance(where, DeviceMesh):
-        return where.get_group(_expert_dimension(where))
-    group: Any = dist.group.WORLD if where is None else where
-    return group  # type: ignore[no-any-return]
 
 
 def _expert_dimension(mesh: DeviceMesh) -> int:
