@@ -52,9 +52,9 @@ def test_what_the_docs_show_is_of_all_kinds_and_clean():
 ORPHANS = """
 import os, signal, sys, time
 from bench.faults.stage import World
-from bench.ending import end_with
 
 children = [World._fork(time.sleep, 60), World._fork(signal.pause)]
+time.sleep(0.5)
 os.kill(children[1], signal.SIGSTOP)  # one that is stopped ends too
 print(*children, flush=True)
 time.sleep(60)
