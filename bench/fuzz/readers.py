@@ -144,6 +144,61 @@ def make_runs(folder: Path) -> list[Path]:
     return [run]
 
 
+MEASURED = {"source": "measured", "network": "shaped", "emulated": False}
+ASKED = {"lab": "lab-2x2", "network": "auto"}
+
+
+def make_metrics(folder: Path) -> list[Path]:
+    """Steps and an event, as a run that is gone on with left them."""
+    rails = {"out": [[1, 2], [3, 4]], "in": [[4, 3], [2, 1]]}
+    step = {"loss": 2.0, "seconds": 1.0, "tokens_per_s": 9.0, "overload": 1.1, "balancedness": 0.9, "plan_s": 0.02, "exchange_s": 0.2,
+            "wait_s": 0.1, "x_bound": 1.1, "rows_per_rail": rails, "parts_s": {"exchange": 0.2, "compute": 0.8},
+            "provenance": {"loss": MEASURED, "seconds": MEASURED}}  # fmt: skip
+    lines = [{"step": i, **step} for i in range(4)]
+    lines.insert(2, {"event": "rail lost", "step": 2, "detail": "node 0 rail 1"})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return [folder / "metrics.jsonl"]
+
+
+def read_metrics(path: Path) -> None:
+    from moeyard.train import journal
+
+    _, steps = journal.read_metrics(path, 3)
+    if steps:
+        json.dumps(journal.summarise(path, steps, 1))
+
+
+def make_resumed(folder: Path) -> list[Path]:
+    from moeyard.train import resume
+    from moeyard.train.options import Options
+
+    options = Options(str(folder / "run"), modes=("plain",), config={"hidden_size": 64})
+    (folder / "run" / "plain").mkdir(parents=True)
+    resume.begin(options, ASKED)
+    (line, *_) = make_metrics(folder)[0].read_text().splitlines()
+    facts = {
+        "cluster": {"nodes": 2},
+        "network": "shaped",
+        "conditions": {"accelerator": "none", "machine": "2 cores"},
+    }
+    late = {"mean": 0.1, "worst": 0.2, "worst_rank": 1}
+    resume.save_done(options, "plain", {"summary": json.loads(line) | {"late": late}, "facts": facts})
+    return [folder / "run"]
+
+
+def read_resumed(path: Path) -> None:
+    """As `moeyard train --resume` does where nothing is left to train."""
+    from moeyard.train import job, resume
+    from moeyard.train.options import Options
+
+    options = Options(str(path), modes=("plain",), config={"hidden_size": 64}, resume=True)
+    resume.begin(options, ASKED)
+    done = resume.load_done(options)
+    if done:
+        job._write_run(options, done)
+        (path / "run.json").unlink()
+
+
 # checkpoints: one rank, a plain model
 
 
@@ -255,6 +310,8 @@ READERS = {
         Reader("models", make_models, read_model),
         Reader("runs", make_runs, load_run),
         Reader("pages", make_runs, page_of_run),
+        Reader("metrics", make_metrics, read_metrics),
+        Reader("resumed", make_resumed, read_resumed),
         Reader("checkpoints", make_checkpoints, read_checkpoint, one_rank, seal_anew),
         Reader("folders", make_folders, read_folder, a_yard),
     )

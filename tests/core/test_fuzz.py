@@ -19,6 +19,7 @@ CORE = (
     "timelines",
     "models",
     "runs",
+    "metrics",
 )
 
 
@@ -55,7 +56,7 @@ def test_pages_of_mutated_runs_are_refused_or_valid(root):
 
 @pytest.mark.runtime
 def test_mutated_checkpoints_and_folders_are_refused_or_valid(root):
-    needed = {"checkpoints": "torch", "folders": "transformers"}
+    needed = {"checkpoints": "torch", "resumed": "torch", "folders": "transformers"}
     here = [name for name, module in needed.items() if importlib.util.find_spec(module)]
     if not here:
         pytest.skip("no torch")

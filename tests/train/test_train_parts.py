@@ -17,6 +17,7 @@ from moeyard.provenance import Network, Provenance, Source
 from moeyard.runtime.observe.network import label
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.job import late_maths
+from moeyard.train.journal import read_metrics, summarise
 from moeyard.train.meter import Flown, measured_timeline, origins
 from moeyard.train.options import Options
 from moeyard.train.parts import PARTS, divide, exchange_spans
@@ -198,11 +199,31 @@ def test_a_resumed_run_keeps_what_is_done(tmp_path):
     options = Options(str(tmp_path), modes=("plain", "moeyard"), config={"hidden_size": 64})
     begin(options, LAB)
     (tmp_path / "plain").mkdir()
-    save_done(options, "plain", {"summary": {"loss": 1.0}})
+    facts = {"cluster": {}, "network": "shaped", "conditions": {"accelerator": "none", "machine": "2 cores"}}
+    done = {"summary": {"loss": 1.0, "late": None, "provenance": {}}, "facts": facts}
+    save_done(options, "plain", done)
     again = replace(options, resume=True, timeout=5.0, checkpoint_every=3)  # these change no figure
     begin(again, LAB)
-    assert load_done(again) == {"plain": {"summary": {"loss": 1.0}}}
+    assert load_done(again) == {"plain": done}
     assert load_done(options) == {}
+    save_done(options, "plain", {"summary": {"loss": 1.0}, "facts": facts})
+    with pytest.raises(InvalidFile, match=r"done\.json: .*\[summary\]: missing key 'late'"):
+        begin(again, LAB)
+
+
+def test_what_a_killed_run_wrote_last_is_dropped_and_the_rest_checked(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 0, "loss": 2.0}', '{"event": "x", "step": 0}', '{"step": 1, "loss": 1.0}']
+    path.write_text("\n".join(lines) + '\n{"step": 2, "lo')
+    kept, steps = read_metrics(path, 5)
+    assert (kept, [step["step"] for step in steps]) == (lines, [0, 1])
+    assert read_metrics(path, 1)[0] == lines[:2]
+    assert read_metrics(tmp_path / "none", 5) == ([], [])
+    with pytest.raises(InvalidFile, match=r"metrics\.jsonl: its steps are not those of one run"):
+        summarise(path, steps, 0)
+    path.write_text("\n".join([lines[0], '{"step": 2, "lo', lines[2]]) + "\n")
+    with pytest.raises(InvalidFile, match=r"metrics\.jsonl:2: not JSON"):
+        read_metrics(path, 5)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import signal
 import statistics
 from pathlib import Path
 from typing import Any
 
+from moeyard.errors import InvalidFile
+from moeyard.formats.strict import short
+from moeyard.provenance import Provenance
 from moeyard.train.options import MODES, Options
 
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
@@ -39,10 +43,10 @@ class Journal:
         if rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "metrics.jsonl"
-            old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            kept = [line for line in old if json.loads(line)["step"] < first]
+            kept, self.steps = read_metrics(path, first)
+            if self.steps:  # before hours of training: what an earlier run left can be summed up
+                summarise(path, self.steps, options.warmup)
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-            self.steps = [entry for entry in map(json.loads, kept) if "event" not in entry]
             self._file = path.open("a", encoding="utf-8")
             self._board = _board(self.folder)
         signal.signal(signal.SIGINT, lambda *_: setattr(self, "_asked", True))
@@ -97,25 +101,77 @@ class Journal:
     def summary(self) -> dict[str, Any]:
         """Medians over the steps after the warm-up; the last loss; mean rows per rail and mean parts, which add up to the mean
         iteration. Steps made under other conditions than the last, before a resume, do not count for the times."""
-        import numpy as np
+        found = summarise(self.folder / "metrics.jsonl", self.steps, self.options.warmup)
+        return found | {"what": MODES[self.mode][0]}
 
-        origin = self.steps[-1]["provenance"]
-        steps = [s for s in self.steps if s["provenance"] == origin]
-        steps = steps[self.options.warmup :] or steps
 
-        def middle(key: str) -> float:
-            return float(statistics.median(s[key] for s in steps))
+def read_metrics(path: Path, first: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """(lines, those that are steps) of what an earlier run wrote about steps before `first`. A last line that was not finished is
+    dropped: the run was killed there, and the step is made again."""
+    kept: list[str] = []
+    steps: list[dict[str, Any]] = []
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except ValueError as error:
+        raise InvalidFile(f"{path}: not text: {error}") from error
+    whole, _, _ = text.rpartition("\n")
+    for number, line in enumerate(whole.split("\n") if whole else (), 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidFile(f"{path}:{number}: not JSON: {error}; remove the line, or the file") from error
+        if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+            raise InvalidFile(
+                f"{path}:{number}: {short(entry)} is no step and no event of a run; remove the line"
+            )
+        if entry["step"] < first:
+            kept.append(line)
+            if "event" not in entry:
+                steps.append(entry)
+    return kept, steps
 
-        names = ("exchange_s", "wait_s", "plan_s", "x_bound", "balancedness", "overload", "tokens_per_s")
-        rails = {
-            way: np.mean([s["rows_per_rail"][way] for s in steps], axis=0).round(1).tolist()
-            for way in ("out", "in")
-        }
-        return {
-            "iteration_s": middle("seconds"), **{name: middle(name) for name in names},
-            "parts_s": {part: float(np.mean([s["parts_s"][part] for s in steps])) for part in steps[0]["parts_s"]},
-            "provenance": origin, "loss": self.steps[-1]["loss"], "steps": len(self.steps), "what": MODES[self.mode][0], "rows_per_rail": rails,
-        }  # fmt: skip
+
+def summarise(path: Path, steps: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
+    """Of the steps in this file; they may be an earlier run's, so nothing is taken for granted."""
+    try:
+        return _summary(steps, warmup)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise InvalidFile(
+            f"{path}: its steps are not those of one run: {short(error)}; start anew in another --out"
+        ) from error
+
+
+def _summary(steps: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
+    import numpy as np
+
+    every, origin = steps, steps[-1]["provenance"]
+    for key, one in origin.items():
+        Provenance.read(one, key)
+    steps = [s for s in steps if s["provenance"] == origin]
+    steps = steps[warmup:] or steps
+
+    def number(value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"{short(value)} is no number")
+        return float(value)
+
+    def middle(key: str) -> float:
+        return statistics.median(number(s[key]) for s in steps)
+
+    names = ("exchange_s", "wait_s", "plan_s", "x_bound", "balancedness", "overload", "tokens_per_s")
+    rails = {
+        way: np.mean([np.array(s["rows_per_rail"][way], dtype=float) for s in steps], axis=0)
+        .round(1)
+        .tolist()
+        for way in ("out", "in")
+    }
+    return {
+        "iteration_s": middle("seconds"), **{name: middle(name) for name in names},
+        "parts_s": {
+            part: float(np.mean([number(s["parts_s"][part]) for s in steps])) for part in steps[0]["parts_s"]
+        },
+        "provenance": origin, "loss": number(every[-1]["loss"]), "steps": len(every), "rows_per_rail": rails,
+    }  # fmt: skip
 
 
 def _board(folder: Path) -> Any:

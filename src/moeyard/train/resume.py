@@ -7,7 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.formats.strict import Table, one_line, short
+from moeyard.provenance import Network
 from moeyard.train.options import Options
 
 ASKED = "options.json"
@@ -24,6 +28,7 @@ def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> No
     folder, asked = Path(options.out), _asked(options, where)
     if options.resume and (folder / ASKED).exists():
         _check_same(folder / ASKED, asked)
+        load_done(options)  # a file that cannot be read is better said before the ranks start
         return
     if options.resume and any((folder / mode).exists() for mode in options.modes):
         raise InvalidFile(
@@ -49,22 +54,25 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
         before = json.loads(path.read_text(encoding="utf-8"))
         keys = [*asked, *(key for key in before if key not in asked)]
         other = [key for key in keys if before.get(key) != asked.get(key)]
+    except RecursionError:
+        raise InvalidFile(f"{path}: not the options of a run: nested too deep") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidFile(f"{path}: not the options of a run: {error}") from error
     if other:
         told = "; ".join(
-            f"{_flag(key)} was {_show(before.get(key))}, now {_show(asked.get(key))}" for key in other
+            f"{_flag(key)} was {_show(before.get(key))}, now {_show(asked.get(key))}" for key in other[:8]
         )
         raise MoeyardError(f"--resume with other options: {told}; give the same, or another --out")
 
 
 def _flag(name: str) -> str:
-    return {"modes": "--mode", "config": "--set"}.get(name, f"--{name.replace('_', '-')}")
+    return {"modes": "--mode", "config": "--set"}.get(name, f"--{short(name)[1:-1].replace('_', '-')}")
 
 
 def _show(value: Any) -> str:
+    plain = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return (
-        ",".join(map(str, value)) if isinstance(value, list) else "not given" if value is None else str(value)
+        "not given" if value is None else plain if plain.isprintable() and len(plain) <= 200 else short(plain)
     )
 
 
@@ -91,8 +99,39 @@ def load_done(options: Options) -> dict[str, Any]:
     for mode in options.modes if options.resume else ():
         path = Path(options.out) / mode / DONE
         if path.exists():
-            try:
-                found[mode] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise InvalidFile(f"{path}: not JSON: {error}; remove it to train {mode} again") from error
+            with one_line(f"{path}: remove it to train {mode} again", model=_Done):
+                found[mode] = _Done.model_validate_json(path.read_bytes()).model_dump()
     return found
+
+
+class _Late(Table):
+    mean: float
+    worst: float
+    worst_rank: int
+
+
+class _Conditions(Table):
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, str]
+    accelerator: str
+
+
+class _Facts(Table):
+    cluster: dict[str, Any]
+    network: Network
+    conditions: _Conditions
+
+
+class _Summary(Table):
+    """Whoever shows it looks at the rest."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    late: _Late | None
+    provenance: dict[str, Any]
+
+
+class _Done(Table):
+    """What `run_rank` keeps of a mode."""
+
+    summary: _Summary
+    facts: _Facts
