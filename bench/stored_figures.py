@@ -12,8 +12,10 @@ import json
 import statistics
 import sys
 
+from bench import versions
 from bench.document import ROOT, between_marks
 from bench.faults import table
+from bench.mutants import table as mutants
 from bench.quality import GOLDEN, Cell, cells
 from moeyard.formats.models import load_model
 from moeyard.lab import DEFAULT, LabSpec
@@ -97,7 +99,9 @@ FIGURES = {  # (page, mark) -> what stands there
     ("README.md", "promise"): promise,
     ("README.md", "families"): families,
     ("docs/checkpoints.md", "folders"): folders,
+    ("README.md", "versions"): versions.stored_table,
     ("docs/faults.md", "faults"): table.of_campaign,
+    ("docs/faults.md", "mutants"): mutants.told,
     ("docs/simulator.md", "ns3"): ns3,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,

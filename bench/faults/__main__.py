@@ -1,11 +1,11 @@
 """Break training in every way we know, and see that it is noticed, named and gone on from.
 
-    python -m bench.faults --count 60 --seed 1 [--backend gloo] [--kinds kill,stop] [--json FILE]
+    python -m bench.faults --count 60 --seed 1 [--backend gloo] [--kinds kill,stop] [--json FILE [--resume]] [--seconds S]
 
 Each fault: a world of 2 to 8 ranks trains and saves; one rank (or a disk, a file, a rail) fails at a random moment; every other rank
 must raise an ExchangeError whose ranks are the guilty ones; then a smaller world resumes from the latest checkpoint, which must be at
 least the last one that was reported as saved, bit for bit, and its losses must be those of the steps that had been done before.
-`--json` appends a line for each fault as it ends; `python -m bench.stored_figures` writes the table of docs/faults.md from those in
+`--json` appends a line for each fault as it ends, `--resume` leaves out those of this seed that it has; `--seconds` starts none later. `python -m bench.stored_figures` writes the table of docs/faults.md from those in
 bench/results/faults.jsonl. A fault depends on its seed, number and kind alone, but for the timing of the machine.
 """
 
@@ -36,6 +36,14 @@ def one(kind: str, seed: str, **given: Any) -> Row:
             return row
 
 
+def finished(path: Path | None, seed: int) -> dict[int, str]:
+    """Number -> kind of the faults of this seed that the file has."""
+    if path is None or not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["number"]: row["kind"] for row in rows if row["seed"] == seed}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -48,14 +56,24 @@ def main() -> None:
         "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: all ranks on one GPU"
     )
     parser.add_argument("--json", type=Path, help="append one line for each fault to this file")
+    parser.add_argument("--resume", action="store_true", help="leave out what --json has of this seed")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault later than this")
     options = parser.parse_args()
     kinds = [kind.strip() for kind in options.kinds.split(",")]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         parser.error(f"unknown kind {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    done = finished(options.json, options.seed) if options.resume else {}
+    if other := [number for number, kind in done.items() if kind != kinds[number % len(kinds)]]:
+        parser.error(
+            f"{options.json}: fault {other[0]} of seed {options.seed} was {done[other[0]]}; give the same --kinds"
+        )
     prepare()
-    bad = 0
+    bad, ran, end = 0, 0, time.monotonic() + options.seconds
     for number in range(options.count):
         kind, began = kinds[number % len(kinds)], time.monotonic()
+        if number in done or began > end:
+            continue
+        ran += 1
         row = one(kind, f"{options.seed}/{number}/{kind}", ranks=options.ranks, backend=options.backend)
         bad += not row.clean
         told = dataclasses.asdict(row) | {"seed": options.seed, "number": number}
@@ -68,7 +86,8 @@ def main() -> None:
             f"named {row.named} in {row.seconds} s, recovered {row.recovered}, lost {row.lost} [{time.monotonic() - began:.0f} s]",
             *row.why, sep="\n      ", flush=True,
         )  # fmt: skip
-    print(f"{options.count} faults, {bad} not clean")
+    left = options.count - len(done) - ran
+    print(f"{ran} faults, {bad} not clean" + (f"; {left} left, --resume goes on" if left else ""))
     sys.exit(bool(bad))
 
 

@@ -1,7 +1,10 @@
-"""`python -m bench.mutants [--only TEXT] [--json FILE]`: every defect of the catalogue, and whether its test caught it.
+"""`python -m bench.mutants [--only TEXT] [--json FILE [--resume]] [--seconds S]`: every defect of the catalogue, and whether its
+test caught it.
 
-First every named test runs on the tree as it is, and must pass: a test that fails anyway catches nothing. Then one defect at a
-time. Caught means that the test itself failed; one that could not begin, or was skipped, has not. Kernels run as plain Python.
+Each named test first runs on the tree as it is, and must pass: a test that fails anyway catches nothing. Then with the defect. Caught
+means that the test itself failed; one that could not begin, or was skipped, has not. Kernels run as plain Python. `--json` appends
+a line for each defect, `--resume` leaves out those that it has as caught; `--seconds` starts none later.
+`python -m bench.stored_figures` writes what docs/faults.md says of those in bench/results/mutants.jsonl.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.mutants import table
 from bench.mutants.catalogue import MUTANTS
 from bench.mutants.mutant import Mutant, problem
 from bench.mutants.run import applied, copy_tree, import_ahead, run_tests
@@ -21,7 +25,9 @@ from bench.mutants.run import applied, copy_tree, import_ahead, run_tests
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose name, file or test has this text")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="append the rows here, a line each")
+    parser.add_argument("--resume", action="store_true", help="leave out what --json has as caught")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start none later than this")
     parser.add_argument("--list", action="store_true", help="name the mutants and end")
     asked = parser.parse_args()
     chosen = [one for one in MUTANTS if any(asked.only in part for part in (one.name, one.file, one.test))]
@@ -31,32 +37,38 @@ def main() -> int:
     if asked.list or not chosen:
         print("\n".join(f"{one.name}  ({one.file}; {one.test})" for one in chosen) or "no such mutant")
         return 0 if chosen else 2
+    before = table.caught(asked.json) if asked.resume and asked.json else set()
+    todo = [one for one in chosen if one.name not in before]
     import_ahead()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        rows = _try_all(chosen, copy_tree(Path(folder).resolve()))
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        rows = _try_all(todo, copy_tree(Path(folder).resolve()), asked.json, time.monotonic() + asked.seconds)
     caught = sum(bool(row["caught"]) for row in rows)
-    print(f"{caught} of {len(rows)} defects caught")
+    left = len(todo) - len(rows)
+    print(f"{caught} of {len(rows)} defects caught" + (f"; {left} left, --resume goes on" if left else ""))
     return 0 if caught == len(rows) else 1
 
 
-def _try_all(chosen: list[Mutant], tree: Path) -> list[dict[str, object]]:
-    sound = run_tests(list(dict.fromkeys(one.test for one in chosen)), tree)
-    if failing := {test: outcome for test, outcome in sound.items() if outcome != "passed"}:
-        print(
-            f"without any defect: {failing}\n{(tree / 'log').read_text(encoding='utf-8')[-3000:]}", flush=True
-        )
+def _try_all(todo: list[Mutant], tree: Path, into: Path | None, end: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for one in chosen:
+    sound: dict[str, str] = {}
+    for one in sorted(todo, key=lambda one: one.test):
         began = time.monotonic()
+        if began > end:
+            break
+        if one.test not in sound:
+            sound |= run_tests([one.test], tree)
+            if sound[one.test] != "passed":
+                log = (tree / "log").read_text(encoding="utf-8")[-3000:]
+                print(f"without any defect: {one.test} {sound[one.test]}\n{log}", flush=True)
         with applied(one, tree):
             outcome = run_tests([one.test], tree)[one.test]
         caught = outcome == "failed" and sound[one.test] == "passed"
         seconds = round(time.monotonic() - began, 1)
-        rows.append(
-            {"mutant": one.name, "file": one.file, "test": one.test, "caught": caught, "seconds": seconds}
-        )
+        row = {"mutant": one.name, "file": one.file, "test": one.test, "caught": caught, "seconds": seconds}
+        rows.append(row)
+        if into is not None:
+            with into.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
         print(f"{'caught' if caught else 'MISSED'}  {seconds:6.1f} s  {one.name}  [{one.test}]", flush=True)
         if not caught:
             print(f"        the test {outcome}; without the defect it {sound[one.test]}", flush=True)

@@ -6,7 +6,7 @@ from bench.mutants.mutant import Mutant
 
 _SAVES, _TRANSPORT = "tests/runtime/test_saves.py", "tests/runtime/test_transport.py"
 _WATCH, _YARD = "tests/runtime/test_watch.py", "tests/runtime/test_yard.py"
-_REPLICAS = "tests/runtime/test_replicas.py"
+_REPLICAS, _ORDER = "tests/runtime/test_replicas.py", "tests/runtime/test_order.py"
 
 _AHEAD = "tests/runtime/test_ahead.py"
 
@@ -75,9 +75,51 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "a save behind the caller copies nothing",
         "runtime/state/checkpoint.py",
-        "tensors, buffers = _staging.copies(part.tensors)",
-        "tensors, buffers = part.tensors, []",
+        "tensors, buffer = _staging.copies(part.tensors)",
+        "tensors, buffer = part.tensors, np.empty(0, np.uint8)",
         f"{_SAVES}::test_a_save_behind_the_caller_has_what_was_there_when_it_was_asked_for",
+    ),
+    Mutant(
+        "layers are not told apart",
+        "runtime/layers/experts.py",
+        "site=self.expert_site.number,",
+        "site=1,",
+        f"{_ORDER}::test_equal_layers_in_another_order_are_told_apart",
+    ),
+    Mutant(
+        "a copied layer has its original's number",
+        "runtime/layers/share.py",
+        "        return Site(self._yard)\n",
+        "        return self\n",
+        f"{_ORDER}::test_equal_layers_in_another_order_are_told_apart",
+    ),
+    Mutant(
+        "homes are not compared",
+        "runtime/layers/dispatch.py",
+        "        homes=small_digest(",
+        "        homes=0 * small_digest(",
+        f"{_ORDER}::test_other_homes_are_named_though_the_plan_is_known",
+    ),
+    Mutant(
+        "plans are forgotten with every change",
+        "runtime/agree/agreement.py",
+        "self._caches.setdefault(digest, PlanCache())",
+        "self._caches[digest] = PlanCache()",
+        f"{_ORDER}::test_a_change_that_changes_nothing_leaves_the_plans_alone",
+    ),
+    Mutant(
+        "experts move before all have agreed",
+        "runtime/layers/move.py",
+        "    all_or_none(floor, error, InvalidPlacement)  # before anything moves\n",
+        "    if error:\n        raise error\n",
+        f"{_ORDER}::test_experts_move_on_all_ranks_or_on_none",
+    ),
+    Mutant(
+        "torch's own all-to-all runs on the user's group",
+        "runtime/yard.py",
+        "self.rank, self.device, self.groups.whole,",
+        "self.rank, self.device, dist.group.WORLD,",
+        f"{_ORDER}::test_unplanned_rows_travel_on_a_group_of_the_yards_own",
     ),
     Mutant(
         "checkpoints are pruned by step",

@@ -137,3 +137,27 @@ def unplanned(rank, world):
         group = yard.transport._deck.group
         own = group is not torch.distributed.group.WORLD and group in yard.groups._own
     return own, group.size()
+
+
+def calls(rank, world, guilty, folder):
+    """One rank gives another number to a call of all: each would go on silently with what does not belong together."""
+    odd = rank == guilty
+    with yard_of(world) as yard:
+        layer = yr.MoELayer(4, 8, EXPERTS, 2, yard)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        layer(torch.ones(4, 4)).sum().backward()
+        found = {
+            "sync": said(lambda: yr.sync_gradients(layer, yard, scale=0.5 if odd else 1.0)),
+            "clip": said(lambda: yr.clip_grad_norm_(layer, 2.0 if odd else 1.0, yard)),
+            "loss": said(
+                lambda: yr.global_count(3, yard) if odd else yr.global_mean(torch.ones(()), 3, yard)
+            ),
+            "save": said(lambda: yr.save_checkpoint(folder, layer, optimizer, yard, step=7 if odd else 8)),
+        }
+        if odd:
+            layer.router.to(torch.bfloat16)
+        found["dtype"] = said(lambda: yr.sync_gradients(layer, yard))
+        layer.router.to(torch.float32)
+        behind = yr.start_checkpoint(folder, layer, optimizer, yard, step=7 if odd else 8)
+        found["save behind"] = said(behind.wait)
+        return found, said(lambda: yr.save_checkpoint(folder, layer, optimizer, yard, step=9).name)

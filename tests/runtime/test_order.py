@@ -62,3 +62,11 @@ def test_a_mesh_out_of_order_is_refused():
 
 def test_unplanned_rows_travel_on_a_group_of_the_yards_own():
     assert launch("order_cases:unplanned", 4, 60) == [(True, 4)] * 4
+
+
+def test_a_call_with_another_number_is_told_of(tmp_path):
+    for found, saved in launch("order_cases:calls", 4, 60, guilty=GUILTY, folder=tmp_path / "run"):
+        for one in found.values():
+            check(one, "Mismatch", "disagree on what")
+        assert saved[0] == "step-00000009"
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["step-00000009"]

@@ -130,7 +130,7 @@ def test_memory_is_taken_again_and_never_while_it_is_read(tmp_path, yard):
         yr.load_checkpoint(tmp_path / f"step-{step:08d}", model, optimizer, yard)
         assert all(torch.equal(a, b) for a, b in zip(expected, contents(model, optimizer), strict=True))
     whole = sum(math.prod(one.shape) * one.element_size() for one in (*yr.read_tensors(tmp_path).values(),))
-    assert sum(len(one) for free in checkpoint._staging._free.values() for one in free) == whole
+    assert whole <= checkpoint._staging.held_bytes <= 1.25 * whole + 64 * len(yr.read_tensors(tmp_path))
 
 
 def test_the_next_save_waits_for_the_one_under_way(tmp_path, yard, monkeypatch):

@@ -18,7 +18,7 @@ from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.faults.flaws import Flaw
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
-FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "homes", "length")
+FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length", "homes")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
@@ -98,8 +98,8 @@ class Control:
             frame.dtype,
             frame.grad,
             frame.site,
-            frame.homes,
             n,
+            frame.homes,
             flaw.code,
             flaw.a,
             flaw.b,

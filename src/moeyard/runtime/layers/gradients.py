@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from moeyard.errors import InvalidModel
+from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.floor import Floor
+from moeyard.runtime.layers.share import expert_modules
 from moeyard.runtime.roles import Company
 
 
@@ -79,12 +81,15 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     """
     # Frozen ones too: whether a gradient is there is agreed, what requires one is this rank's own affair.
     experts = [parameter for _, parameter in expert_parameters(model)]
+    plain = [parameter for _, parameter in dense_parameters(model)]
+    kinds = [(parameter.numel(), parameter.dtype) for parameter in plain]
+    # Expert-parallel groups with other homes would add up different experts.
+    homes = small_digest(*(module.expert_share.home_E for _, module in expert_modules(model)))
+    floor = yard.floor("sync_gradients").meet(dense, scale, kinds, homes)
     if scale != 1.0:
         for parameter in experts:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-    plain = [parameter for _, parameter in dense_parameters(model)]
-    floor = yard.floor("sync_gradients").meet(dense, scale, [parameter.numel() for parameter in plain])
     if dense:
         _reduce(plain, yard.dense_group, floor, yard.device)
     if yard.data_group is not None:
@@ -104,9 +109,10 @@ def clip_grad_norm_(
     device = yard.device
     parts = torch.stack([_power(grads, norm_type, device) for grads in (dense, experts)])
     operation = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
+    floor = yard.floor("clip_grad_norm_").meet(float(norm_type), float(max_norm))
     if yard.size > 1:
         own = parts[1].clone().cpu()
-        yard.floor("clip_grad_norm_").meet(norm_type).all_reduce(own, operation, group=yard.control.group)
+        floor.all_reduce(own, operation, group=yard.control.group)
         parts[1] = own.to(device)
     total = parts.amax() if math.isinf(norm_type) else parts.sum() ** (1.0 / norm_type)
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -160,5 +166,5 @@ def _reduce(parameters: list[nn.Parameter], group: Any, floor: Floor, device: to
 def _summed(values: torch.Tensor, yard: Company) -> torch.Tensor:
     """Over all ranks that share the dense parameters, on CPU."""
     values = values.detach().cpu().clone()
-    yard.floor("loss").meet(len(values)).all_reduce(values)
+    yard.floor("loss").meet(len(values), values.dtype).all_reduce(values)
     return values

@@ -37,7 +37,7 @@ from moeyard.runtime.state.folders import latest, read_about
 from moeyard.runtime.state.index import INDEX, parse_index, write_index
 from moeyard.runtime.state.logical import Held, LogicalStack, held
 from moeyard.runtime.state.reading import StoredCheckpoint
-from moeyard.runtime.state.staging import Buffers, Staging
+from moeyard.runtime.state.staging import Buffer, Staging
 from moeyard.runtime.state.values import encode
 from moeyard.runtime.state.writing import Offer, Written, index_of, offer_of, share_out, write_file
 from moeyard.version import __version__
@@ -120,20 +120,20 @@ def start_checkpoint(
     _await_earlier()
     part = _collect(model, optimizer, yard, step, extra, per_rank)
     floor = yard.floor("save_checkpoint", behind=True)
-    tensors, buffers = _staging.copies(part.tensors)
+    tensors, buffer = _staging.copies(part.tensors)
     part = replace(part, tensors=tensors)
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
-    future = thread.submit(_then, partial(_write, Path(folder), part, floor, keep), buffers)
+    future = thread.submit(_then, partial(_write, Path(folder), part, floor, keep), buffer)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
     _under_way[:] = [future]
     return Saving(future)
 
 
-def _then(write: Callable[[], Path], buffers: Buffers) -> Path:
+def _then(write: Callable[[], Path], buffer: Buffer) -> Path:
     try:
         return write()
     finally:
-        _staging.give_back(buffers)  # before the next save, which waits for this one, looks for memory
+        _staging.give_back(buffer)  # before the next save, which waits for this one, looks for memory
 
 
 _staging = Staging()
@@ -277,6 +277,7 @@ def _collect(
 def _write(folder: Path, part: _Part, floor: Floor, keep: int) -> Path:
     """All ranks write into a hidden folder; when all have, the first rank gives it its name."""
     rank, step = dist.get_rank(floor.group), part.about["step"]
+    floor.meet(step, part.about["homes"])  # else it would be one rank's step with another's weights
     with _told(folder, 0):
         name = on_first(floor, lambda: folders.begin(folder, step))
     seen: list[Offer] = []
