@@ -82,8 +82,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "layers are not told apart",
         "runtime/layers/experts.py",
-        "site=self.expert_site.number,",
-        "site=1,",
+        "return self.expert_site.number",
+        "return 1",
         f"{_ORDER}::test_equal_layers_in_another_order_are_told_apart",
     ),
     Mutant(

@@ -94,9 +94,14 @@ class MoELayer(nn.Module):
         self.reset(seed)
 
     @property
+    def site(self) -> int:
+        """Its number in the yard."""
+        return self.expert_site.number
+
+    @property
     def name(self) -> str:
         """For errors."""
-        return f"MoELayer {self.expert_site.number}"
+        return f"MoELayer {self.site}"
 
     @property
     def home_E(self) -> IntArray:
@@ -135,7 +140,7 @@ class MoELayer(nn.Module):
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
         dtype = travel_dtype(x_TD)
-        layer = Layer(self.expert_site.number, self.name, (self.gate_up, self.down), dtype)
+        layer = Layer(self.site, self.name, (self.gate_up, self.down), dtype)
         return through_experts(
             self.yard,
             layer,
