@@ -84,13 +84,13 @@ def environment(which: str, python: str, folder: Path) -> Path:
     """Its interpreter. Made unless it is there with the same requirements."""
     wanted = requirements(which)
     stamp = hashlib.sha256(json.dumps([python, wanted]).encode()).hexdigest()
-    place = folder / which
+    place = folder / f"{which}-{Path(os.path.realpath(python)).name}"
     if (place / "stamp").exists() and (place / "stamp").read_text() == stamp:
         return place / "bin" / "python"
-    shutil.rmtree(place, ignore_errors=True)
-    subprocess.run([python, "-m", "venv", str(place)], check=True)
+    if not place.exists():
+        subprocess.run([python, "-m", "venv", str(place)], check=True)
     own = place / "bin" / "python"
-    pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", "--upgrade"]
     done = subprocess.run([*pip, *wanted], check=False)
     if done.returncode:
         raise SystemExit(
