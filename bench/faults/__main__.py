@@ -5,8 +5,9 @@
 Each fault: a world of 2 to 8 ranks trains and saves; one rank (or a disk, a file, a rail) fails at a random moment; every other rank
 must raise an ExchangeError whose ranks are the guilty ones; then a smaller world resumes from the latest checkpoint, which must be at
 least the last one that was reported as saved, bit for bit, and its losses must be those of the steps that had been done before.
-`--json` appends a line for each fault as it ends, `--resume` leaves out those of this seed that it has; `--seconds` starts none later. `python -m bench.stored_figures` writes the table of docs/faults.md from those in
-bench/results/faults.jsonl. A fault depends on its seed, number and kind alone, but for the timing of the machine.
+`--json` appends a line for each fault as it ends, `--resume` leaves out those of this seed that it has, `--seconds` starts none later.
+`python -m bench.stored_figures` writes the table of docs/faults.md from those in bench/results/faults.jsonl. A fault depends on its
+seed, number and kind alone, but for the timing of the machine.
 """
 
 from __future__ import annotations
