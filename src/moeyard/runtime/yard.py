@@ -359,10 +359,7 @@ class Yard:
             raise self.guard.fault
         self.generation += 1
         store = PrefixStore(f"recover/{self.generation}", self._store)
-        me, patience = (
-            dist.get_rank(),
-            2 * world.timeout + 10,
-        )  # others may still wait, each for its own time-out
+        me, patience = dist.get_rank(), 2 * world.timeout + 10  # others may still wait, each for its time-out
         meeting = Meeting(store, me, range(dist.get_world_size()), patience)
         dead = find_dead(meeting, me, world.ranks, world.families, world.interfaces, seconds)
         if not any(dead.values()):
