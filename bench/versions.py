@@ -147,7 +147,7 @@ def table(rows: list[dict]) -> str:
 
 
 def stored_table() -> str:
-    return table(json.loads(STORED.read_text()))
+    return table(json.loads(STORED.read_text())) if STORED.exists() else "(no run is stored)"
 
 
 def main() -> int:

@@ -36,4 +36,4 @@ def told() -> str:
         "/".join(one.file.split("/")[:-1][:2]) or "the core" for one in MUTANTS if one.name in found
     )
     listed = ", ".join(f"{room} {count}" for room, count in sorted(rooms.items()))
-    return f"{len(found)} of {len(MUTANTS)} caught, each by the test that the catalogue names ({listed})."
+    return f"{len(found)} of {len(MUTANTS)} tried and caught, each by the test that the catalogue names ({listed})."
