@@ -84,7 +84,8 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     plain = [parameter for _, parameter in dense_parameters(model)]
     kinds = [(parameter.numel(), parameter.dtype) for parameter in plain]
     # Expert-parallel groups with other homes would add up different experts.
-    homes = small_digest(*(module.expert_share.home_E for _, module in expert_modules(model)))
+    shares: list[Any] = [module.expert_share for _, module in expert_modules(model)]
+    homes = small_digest(*(share.home_E for share in shares))
     floor = yard.floor("sync_gradients").meet(dense, scale, kinds, homes)
     if scale != 1.0:
         for parameter in experts:
