@@ -70,8 +70,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "a run that cannot start leaves a folder",
         "cli/train.py",
-        "    if lab is None:\n        _under_torchrun(options, json)\n",
-        "    out.mkdir(parents=True, exist_ok=True)\n    if lab is None:\n        _under_torchrun(options, json)\n",
+        "        _under_torchrun(options, json)\n        return\n",
+        "        out.mkdir(parents=True, exist_ok=True)\n        _under_torchrun(options, json)\n        return\n",
         "tests/train/test_train.py::test_what_cannot_start_says_why_and_leaves_no_folder",
     ),
     Mutant(
