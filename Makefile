@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: help test run lint types warm signatures pytest bench golden oracle examples format clean
+.PHONY: help test run docs lint types warm signatures pytest bench golden oracle examples format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,11 @@ test: lint types pytest  ## install, lint, type-check, test
 
 run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard, and compare
 	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --steps 8 --out out/run
+
+docs: $(STAMP)  ## the documents as a site in out/site; a broken link or a warning is an error
+	$(PIP) -e '.[docs]'
+	$(BIN)/python -m bench.commands --check || { echo "docs/commands.md is old: python -m bench.commands"; exit 1; }
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

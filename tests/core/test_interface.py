@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from bench import commands
 
 import moeyard as my
 from moeyard.cli import main
@@ -123,6 +124,10 @@ def test_every_command_has_a_summary_that_is_not_cut_and_an_example(call):
         assert command.summary in out
         assert f"moeyard {name}" in command.examples, name
     assert "--install-completion" in out
+
+
+def test_the_page_of_commands_is_what_they_say():
+    assert commands.text() == commands.PAGE.read_text(), "python -m bench.commands writes it"
 
 
 # --- options of train as a file

@@ -11,7 +11,8 @@ from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import UnknownName, suggest
-from moeyard.formats import load_cluster, load_demand, load_trace
+from moeyard.fold import fold
+from moeyard.formats import load_cluster, load_demand
 from moeyard.formats.arrays import read_arrays
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.models import load_model, model_names
@@ -38,8 +39,8 @@ def run(
         str,
         typer.Argument(
             metavar="DEMAND_OR_TRACE",
-            help="rows[rank, expert] as .npy, .npz or .csv; or a recorded trace: .npz with `counts`, or one of "
-            f"{', '.join(trace_names())}.",
+            help="rows[rank, expert] as .npy, .npz or .csv; or a recorded trace, folded onto the cluster: .npz with `counts`, "
+            f".jsonl, .pt, or one of {', '.join(trace_names())}.",
         ),
     ],
     model: Annotated[
@@ -68,7 +69,7 @@ def run(
     the time to plan (warm).
     """
     machines = load_cluster(cluster)
-    asked = read_demand(demand, record, layer)
+    asked, folded = read_demand(demand, machines.num_ranks, record, layer)
     spec = STAND_IN if model is None else load_model(model)
     if memory is not None:
         fits = int(min(parse_bytes(memory) // spec.expert_bytes, asked.num_experts))
@@ -81,10 +82,12 @@ def run(
     if json:
         print_json(
             _data(machines, asked, spec, slots, plans, best)
-            | {"model": model, "model_assumed": model is None}
+            | {"model": model, "model_assumed": model is None, "folded": folded or None}
         )
     else:
         _show(machines, asked, spec, plans, best, save)
+        if folded:
+            console().print(f"folded: {folded}")
         if model is None:
             console().print(
                 f"no --model: planned for a stand-in of {show_bytes(spec.expert_bytes)} experts and {spec.layers} layers; "
@@ -92,18 +95,19 @@ def run(
             )
 
 
-def read_demand(source: str, record: int, layer: int) -> Demand:
-    """From a trace, by name or if the file holds one, else rows[rank, expert]."""
-    if source in trace_names():
-        return find_trace(source).demand(record, layer)
-    if Path(source).suffix == ".npz" and "counts" in read_arrays(source):
-        return load_trace(source).demand(record, layer)
-    if not Path(source).suffix and not Path(source).exists():
+def read_demand(source: str, ranks: int, record: int, layer: int) -> tuple[Demand, str]:
+    """From a trace, by name or if the file holds one, folded onto so many ranks; else rows[rank, expert]. And how it was folded."""
+    suffix = Path(source).suffix
+    recorded = suffix in (".jsonl", ".pt") or (suffix == ".npz" and "counts" in read_arrays(source))
+    if source in trace_names() or recorded:
+        trace = fold(find_trace(source), ranks)
+        return trace.demand(record, layer), str(trace.meta.get("folded", ""))
+    if not suffix and not Path(source).exists():
         raise UnknownName(
             f"unknown trace {source!r}; {suggest(source, trace_names())} Or give a file of rows[rank, expert]: "
             f".npy, .npz or .csv"
         )
-    return load_demand(source)
+    return load_demand(source), ""
 
 
 def _data(

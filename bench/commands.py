@@ -1,0 +1,45 @@
+"""python -m bench.commands [--check]: docs/commands.md, every command's own --help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer.testing
+
+from moeyard.cli.app import COMMANDS, app
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+
+
+def help_of(*words: str) -> str:
+    """As a terminal of 100 columns shows it."""
+    done = typer.testing.CliRunner().invoke(
+        app, [*words, "--help"], prog_name="moeyard", terminal_width=100, max_content_width=100
+    )
+    assert done.exit_code == 0, done.output
+    return "\n".join(line.rstrip() for line in done.output.strip().splitlines())
+
+
+def text() -> str:
+    parts = [
+        "# Commands",
+        (
+            "Written by `python -m bench.commands` from each command's own `--help`. Bad input is one line and status 2; `--json` prints strict "
+            "JSON. `moeyard --install-completion` adds completion to your shell."
+        ),
+    ]
+    parts += [f"## moeyard {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    if "--check" in sys.argv:
+        return PAGE.read_text(encoding="utf-8") != text()
+    PAGE.write_text(text(), encoding="utf-8")
+    print(PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
