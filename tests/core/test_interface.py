@@ -1,5 +1,6 @@
 """What annoyed at the command line, each with what it does now."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 from bench import commands
 
 import moeyard as my
-from moeyard.cli import main
+from moeyard.cli import main, show
 from moeyard.cli.app import COMMANDS
 from moeyard.lab.loads import STANDARD, fitting_mb, lab_traffic, standard
 
@@ -36,14 +37,56 @@ def refused(result, *says):
         assert word in err
 
 
-def test_names_stay_whole_at_60_columns(call, monkeypatch):
-    monkeypatch.setattr("moeyard.cli.show.console", narrow)
-    for module in ("schedule", "plan"):
-        monkeypatch.setattr(f"moeyard.cli.{module}.console", narrow)
-    out = call("schedule", "h200-2x8", "balanced", "--mb", "1")[1]
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (("schedule", "h200-2x8", "balanced", "--mb", "1"), my.SCHEDULERS),
+        (
+            ("plan", "h200-2x8", "mixtral-8", "--planner", "static", "--planner", "balanced"),
+            ("static", "balanced"),
+        ),
+        (
+            (
+                "replay",
+                "lab-2x2",
+                "mixtral-8",
+                "--records",
+                "2",
+                "--layers",
+                "1",
+                "--planner",
+                "balanced",
+                "--jobs",
+                "1",
+            ),
+            ("balanced",),
+        ),
+    ],
+)
+def test_names_stay_whole_at_60_columns(call, monkeypatch, command, names):
+    module = importlib.import_module(
+        f"moeyard.cli.{command[0]}"
+    )  # before what it takes from `show` is another
+    for place in (module, show):
+        monkeypatch.setattr(place, "console", narrow)
+    out = call(*command)[1]
     assert max(map(len, out.splitlines())) <= 60
-    for name in my.SCHEDULERS:
-        assert any(line.split()[:1] == [name] for line in out.splitlines()), name
+    for name in names:
+        assert any(line.split()[:1] == [name] for line in out.splitlines()), out
+
+
+def test_columns_that_do_not_fit_are_left_out_and_named(monkeypatch):
+    monkeypatch.setattr(show, "console", narrow)
+    rows = show.table("name", ">time", "?>first", "?>second")
+    rows.add_row("a" * 30, "1.23 ms", "9" * 8, "8" * 8)
+    out = narrow()
+    with out.capture() as seen:
+        out.print(rows)
+    text = seen.get()
+    assert "a" * 30 in text
+    assert "9" * 8 in text
+    assert "8" * 8 not in text
+    assert "too narrow for: second" in text
 
 
 def narrow():
@@ -161,3 +204,9 @@ def test_a_file_of_options_that_is_wrong_is_one_line(call, tmp_path, seen, text,
     (tmp_path / "t.toml").write_text(text)
     refused(call("train", "--options", tmp_path / "t.toml"), says, "t.toml")
     assert not seen
+
+
+def test_plan_folds_a_trace_of_other_ranks_and_says_so(call):
+    status, out, _ = call("plan", "h200-2x8", "mixtral-8", "--planner", "static")
+    assert status == 0
+    assert "folded: 32 ranks on 16: every 2 neighbours are one" in out

@@ -102,7 +102,7 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
         text = case.conditions.get(name)
         if text and not text.startswith("no:"):
             out.print(f"{name}: {text}")
-    rows = table("", "", ">a step", ">saves", "how")
+    rows = table("", "?", ">a step", ">saves", "how")
     rows.add_row("today", "plain all-to-all, experts at home", show_seconds(advice.today.step_s), "", "")
     for name, choice in advice.alone.items():
         rows.add_row(

@@ -38,7 +38,7 @@ def run(
         )
         return
     shown = console()
-    rows = table("run", "", ">time", ">x first", ">exchange", ">x bound", ">balance")
+    rows = table("run", "", ">time", ">x first", "?>exchange", ">x bound", "?>balance")
     for line in found.lines:
         rows.add_row(
             line.run, line.name, show_seconds(line.seconds), f"{found.ratio(line):.3f}",

@@ -155,7 +155,9 @@ def _show(
         f"{show_bytes(model.expert_bytes)}, {demand.rows.sum()} rows of {show_bytes(model.row_bytes)}"
     )
     out.print(f"bound of one layer, forward and backward: {show_seconds(plans[0].floor)}")
-    rows = table("planner", ">balance", ">copies", ">gathered", ">migrated", ">time", ">x bound", ">plan", "")
+    rows = table(
+        "planner", ">balance", "?>copies", "?>gathered", "?>migrated", ">time", ">x bound", "?>plan", ""
+    )
     for plan in plans:
         rows.add_row(
             plan.placement.planner,

@@ -128,7 +128,9 @@ def _show(found: Replay, out: Path | None) -> None:
     shown.print(
         f"forecast: {asked['forecast']}{_error(found)}; exchange times: {asked['network']}; gathers and reduces: {hides}"
     )
-    rows = table("planner", "scheduler", ">step", ">x bound", ">exchange", ">balance", ">plan", ">moved", "")
+    rows = table(
+        "planner", "scheduler", ">step", ">x bound", "?>exchange", "?>balance", "?>plan", "?>moved", ""
+    )
     best = min(found.ways, key=lambda way: found.summary(way)["step_s"])
     for way in found.ways:
         s = found.summary(way)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -39,13 +39,38 @@ def _finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
+class Fitting(Table):
+    """Leaves out columns that may be, from the right, until the rest fits with its names whole; and says so."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gone: list[str] = []
+        while self._needs(console, options) > options.max_width:
+            spare = [column for column in self.columns if getattr(column, "header_style", "") == _SPARE]
+            if not spare:
+                break
+            self.columns.remove(spare[-1])
+            gone.insert(0, str(spare[-1].header).replace("\n", " "))
+            for place, column in enumerate(self.columns):
+                column._index = place
+        if gone:
+            self.caption, self.caption_justify = f"too narrow for: {', '.join(gone)}", "left"
+        yield from super().__rich_console__(console, options)
+
+    def _needs(self, console: Console, options: ConsoleOptions) -> int:
+        return self.__rich_measure__(console, options.update(max_width=10_000)).maximum
+
+
+_SPARE = "not dim"  # marks a column that may be left out; draws like any other
+
+
 def table(*columns: str, title: str | None = None) -> Table:
-    """Columns that start with `>` are numbers."""
-    result = Table(
+    """Columns that start with `>` are numbers; those that start with `?` may be left out where it is narrow."""
+    result = Fitting(
         title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left"
     )
     narrow = console().width < _NARROW
     for column in columns:
+        spare, column = column.startswith("?"), column.removeprefix("?")
         right = column.startswith(">")
         heading = column.removeprefix(">")
         result.add_column(
@@ -53,6 +78,7 @@ def table(*columns: str, title: str | None = None) -> Table:
             justify="right" if right else "left",
             no_wrap=right,
             overflow="fold",
+            header_style=_SPARE if spare else None,
         )
     return result
 

@@ -172,8 +172,8 @@ def _sweep(points: list[Point], tolerance: Tolerance, jobs: int, json: bool) -> 
         print_json([dataclasses.asdict(o) | {"x_bound": o.x_bound} | more for o in outcomes])
         return
     rows = table(
-        "cluster", "traffic", "scheduler", ">stages", ">messages", ">time", ">x bound", ">busbw",
-        ">rails", ">worked", ">memory",
+        "cluster", "traffic", "scheduler", "?>stages", "?>messages", ">time", ">x bound", "?>busbw",
+        "?>rails", "?>worked", "?>memory",
     )  # fmt: skip
     for o, point in zip(outcomes, points, strict=True):
         name = o.scheduler if o.scheduler == point.scheduler else f"{point.scheduler} ({o.scheduler})"

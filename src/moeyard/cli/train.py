@@ -265,7 +265,15 @@ def _finish(out: Path, json: bool) -> None:
         return
     shown = console()
     rows = table(
-        "", ">iteration", ">exchange", ">share", ">x bound", ">waiting", ">balancedness", ">tokens/s", ">loss"
+        "",
+        ">iteration",
+        ">exchange",
+        "?>share",
+        ">x bound",
+        "?>waiting",
+        "?>balancedness",
+        "?>tokens/s",
+        "?>loss",
     )
     for m in run_.modes:
         s = m.summary
