@@ -16,7 +16,9 @@ from moeyard.cluster import Cluster
 from moeyard.fold import fold
 from moeyard.model import ModelSpec
 from moeyard.replay.job import AHEAD, ORACLE, Job
+from moeyard.replay.layer import Task, replay_layer
 from moeyard.replay.run import replay
+from moeyard.sim.step import StepTimeline, run_step
 from moeyard.trace import Trace
 
 RECORDS, LAYERS = 6, 4  # of a trace that are looked at: the last ones; layers evenly spaced
@@ -126,6 +128,26 @@ def advise(
         least_tokens=_least(base, together, past),
         records=part.num_records - past,
         layers=part.num_layers,
+    )
+
+
+def one_step(base: Job, choice: Choice) -> StepTimeline:
+    """The newest record of a job on one clock, planned as the choice says."""
+    layers = range(base.trace.num_layers)
+    tasks = [
+        Task(
+            base.cluster, base.model, np.ascontiguousarray(base.trace.counts[-3:, layer]), min(2, base.trace.num_records - 1),
+            choice.planner, base.policy(choice.planner), (choice.scheduler,), base.forecast, choice.slots, base.network, None,
+        )
+        for layer in layers
+    ]  # fmt: skip
+    moments = [replay_layer(task)[0][-1] for task in tasks]
+    return run_step(
+        base.cluster,
+        base.model,
+        [one.times[0] for one in moments],
+        [one.rows_R for one in moments],
+        overlap=base.overlap,
     )
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 import moeyard as my
-from moeyard.advise import WORTH, advise, sample
+from moeyard.advise import WORTH, advise, one_step, sample
+from moeyard.breakeven import experts_by_wan, tokens_by_rate
 from moeyard.cli import main
 from moeyard.demands import Shape, demand_over_time
 from moeyard.formats.models import model_config, model_names
@@ -45,6 +46,40 @@ def test_on_a_skewed_trace_the_saving_is_what_replaying_says(skewed):
     assert skewed.today.step_s == pytest.approx(seconds[0])
     assert both.step_s == pytest.approx(seconds[1])
     assert skewed.memory_bytes == both.slots * (STAND_IN.layers + 2) * STAND_IN.expert_bytes
+
+
+def test_where_it_pays_is_what_replaying_says(skewed):
+    trace, _ = sample(demand_over_time("hot-set:0.7,experts=1", 4, SHAPE))
+    base = Job(CLUSTER, trace, STAND_IN)
+    grid = tokens_by_rate(base, skewed.together, factors=(0.25, 1.0))
+    slow = my.Cluster(2, 2, scale_up=my.Port(1e11, 1e-6), scale_out=my.Port(2.5e9, 1e-5))
+    seconds = []
+    for planner, scheduler, slots in (
+        ("static", "direct", None),
+        (skewed.together.planner, "auto", skewed.together.slots),
+    ):
+        job = Job(slow, my.Trace(trace.counts[-2:, :1]), STAND_IN, (planner,), (scheduler,), slots=slots)
+        seconds.append(replay(job).ways[0].figures["step_s"][-1])
+    assert grid.saving_YX[1, 0] == pytest.approx(1 - seconds[1] / seconds[0])
+    assert grid.x.tolist() == [2.5e9, 1e10]
+    assert experts_by_wan(base, skewed.together) is None
+    two = my.Cluster(
+        2,
+        2,
+        scale_up=my.Port(1e11, 1e-6),
+        scale_out=my.Port(1e10, 1e-5),
+        datacenters=2,
+        wan=my.Port(1e9, 1e-3),
+    )
+    wan = experts_by_wan(Job(two, trace, STAND_IN), skewed.together, factors=(1.0,))
+    assert wan.saving_YX.shape == (1, 1)
+
+
+def test_a_step_on_a_clock_takes_as_long_as_its_record(skewed):
+    trace, _ = sample(demand_over_time("hot-set:0.7,experts=1", 4, SHAPE))
+    base = Job(CLUSTER, trace, STAND_IN)
+    done = replay(Job(CLUSTER, trace, STAND_IN, ("static",), ("direct",)))
+    assert one_step(base, skewed.today).makespan == pytest.approx(done.ways[0].figures["step_s"][-1])
 
 
 def test_the_line_to_paste_is_one_that_a_yard_takes(skewed):

@@ -34,6 +34,7 @@ LAYERS = {
         "advise",
         "assign",
         "bounds",
+        "breakeven",
         "choices",
         "compare",
         "cost",

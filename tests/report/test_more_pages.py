@@ -11,11 +11,15 @@ from tests.report import sample
 from typer.testing import CliRunner
 
 import moeyard as my
+from moeyard.advise import IDEAS, Advice, Choice
+from moeyard.breakeven import Grid
 from moeyard.cli.app import app
 from moeyard.errors import InvalidFile, MoeyardError
 from moeyard.formats.replays import save_replay
+from moeyard.model import STAND_IN
 from moeyard.replay.result import FIGURES, Replay, Way
 from moeyard.report import write_report
+from moeyard.report.advice import advice_page
 from moeyard.report.compare import compare_runs, comparison_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -36,6 +40,25 @@ def a_replay(folder, scale=1.0, forecast="ahead"):
     return folder
 
 
+def an_advice():
+    choice = Choice("quota", "auto", 1, 0.5, 0.001, 0.9)
+    today = Choice("static", "direct", None, 1.0, 0.001, 0.4)
+    alone = dict.fromkeys(IDEAS, today)
+    found = Advice(today, alone, choice, choice, 0.2, 0.1, 10**9, None, 3, 2)
+    cluster, demand = sample.cluster(), my.Demand(np.full((16, 16), 9))
+    placement = my.place(cluster, demand, "static")
+    served = my.assign(cluster, demand, placement)
+    step = my.simulate_step(cluster, STAND_IN, [placement] * 2, [served] * 2, network="ports")
+    grid = Grid(
+        "bytes/s of a nic",
+        "rows per rank",
+        np.array([1e9, 1e10]),
+        np.array([10.0, 1e5]),
+        np.array([[0.5, -0.2], [0.1, 0]]),
+    )
+    return advice_page(found, {"trace": "x"}, {"today": step}, [grid], "yr.Yard()")
+
+
 @pytest.fixture(scope="module")
 def all_pages(tmp_path_factory):
     """One of each kind."""
@@ -46,7 +69,9 @@ def all_pages(tmp_path_factory):
     (top / "b.json").write_text(json.dumps(sample.bench_data()))
     runs = [a_replay(top / "one"), a_replay(top / "two", 0.5, "last")]
     (top / "c.html").write_text(comparison_page(compare_runs(runs)).html(), encoding="utf-8")
+    (top / "a.html").write_text(an_advice().html(), encoding="utf-8")
     return {
+        "advice": top / "a.html",
         "run": write_report(sample.write_run(top / "run")),
         "replay": write_report(runs[0]),
         "timeline": write_report(top / "t.npz"),
@@ -78,7 +103,7 @@ def look(tmp_path, page, width, dark):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; Debian's package is `chromium`")
-@pytest.mark.parametrize("kind", ["run", "replay", "timeline", "bench", "comparison"])
+@pytest.mark.parametrize("kind", ["run", "replay", "timeline", "bench", "comparison", "advice"])
 def test_every_page_fits_a_phone_and_a_dark_screen(all_pages, tmp_path, kind):
     seen = look(tmp_path, all_pages[kind], 390, dark=True)
     assert seen["wide"] <= seen["room"], "scrolls sideways"

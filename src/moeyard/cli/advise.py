@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from moeyard.advise import IDEAS, WORTH, Advice, Choice
+from moeyard.advise import IDEAS, WORTH, Advice, Choice, one_step, sample
 from moeyard.advise import advise as make_advice
 from moeyard.cli.routing import (
     Case,
@@ -47,6 +47,7 @@ def run(
     top_k: TopK = None,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write a page to this HTML file: savings, a step's timeline, where it pays.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page of text.")] = False,
 ) -> None:  # fmt: skip
     """Say what a step costs today, what each idea would save on it, and what to switch on.
@@ -63,11 +64,36 @@ def run(
             case.cluster, case.trace, case.model, forecast=forecast, slots=slots, overlap=overlap,
             jobs=jobs or os.cpu_count() or 1, watch=lambda said: bar.update(f"replaying: {said}"),
         )  # fmt: skip
+        if out is not None:
+            bar.update("replaying: where it pays")
+            _write_page(out, case, advice, cluster, forecast, overlap)
     name = cluster if not Path(cluster).suffix else str(Path(cluster))
     if json:
         print_json(_data(case, advice, name, forecast, overlap))
     else:
         _show(case, advice, name, forecast, overlap)
+
+
+def _write_page(out: Path, case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
+    from moeyard.breakeven import experts_by_wan, tokens_by_rate
+    from moeyard.replay import Job
+    from moeyard.report.advice import advice_page
+
+    part, _ = sample(case.trace)
+    base = Job(case.cluster, part, case.model, forecast=forecast, overlap=overlap)
+    steps = {
+        "today": one_step(base, advice.today),
+        "together": one_step(base, advice.together),
+    }
+    grids = [tokens_by_rate(base, advice.together), experts_by_wan(base, advice.together)]
+    page = advice_page(
+        advice,
+        case.conditions,
+        steps,
+        [grid for grid in grids if grid is not None],
+        advice.together.yard(cluster),
+    )
+    out.write_text(page.html(), encoding="utf-8")
 
 
 def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> dict[str, Any]:

@@ -9,13 +9,20 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from moeyard.arrays import FloatArray
+from moeyard.breakeven import Grid
 from moeyard.report.figures import styled
+from moeyard.sim.step import StepTimeline
 from moeyard.timeline import Timeline
+from moeyard.units import show_bandwidth, show_bytes
 
 # Okabe and Ito's colours, told apart by people who see no red or green; the fourth and later lines are dashed as well.
 SAFE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _HEAT = "Viridis"
+_OPERATORS = (  # of a step, each with a colour of its own in all figures; the backward ones are hatched
+    "non_moe", "router", "dispatch", "experts", "combine", "gather", "reduce", "plan",
+    "non_moe_backward", "combine_backward", "dispatch_backward", "experts_backward",
+)  # fmt: skip
 
 
 def lines(
@@ -111,3 +118,48 @@ def bars(labels: Sequence[str], values: Sequence[float], title: str) -> go.Figur
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(title=title, rangemode="tozero")
     return styled(figure, 120 + 34 * len(labels), legend=False)
+
+
+def step_lanes(timeline: StepTimeline) -> go.Figure:
+    """One bar an operator, a lane a resource: what hides behind what."""
+    figure = go.Figure()
+    start, end = timeline.start_OR.min(axis=1), timeline.end_OR.max(axis=1)
+    for i, name in enumerate(_OPERATORS):
+        own = [o for o, op in enumerate(timeline.operators) if op.name == name and end[o] > start[o]]
+        if own:
+            figure.add_bar(
+                orientation="h", y=[timeline.operators[o].resource for o in own], base=(start[own] * 1e3).tolist(),
+                x=((end - start)[own] * 1e3).tolist(), name=name.replace("_", " "), opacity=0.85,
+                marker={"color": SAFE[i % len(SAFE)], "line": {"color": "white", "width": 0.4}, "pattern": {"shape": "/" if i >= len(SAFE) else ""}},
+                customdata=[timeline.operators[o].layer for o in own],
+                hovertemplate=name + ", layer %{customdata}<br>from %{base:.4g} ms, %{x:.4g} ms long<extra></extra>",
+            )  # fmt: skip
+    figure.update_layout(barmode="overlay", bargap=0.3)
+    figure.update_xaxes(title="ms since the step began", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return styled(figure, 300)
+
+
+def break_even(grid: Grid) -> go.Figure:
+    """What is saved, by colour and in numbers; blue saves, orange costs."""
+    figure = go.Figure()
+    x, y = (
+        [_amount(name, value) for value in side]
+        for name, side in ((grid.x_name, grid.x), (grid.y_name, grid.y))
+    )
+    figure.add_heatmap(
+        z=grid.saving_YX, x=x, y=y, zmid=0, zmin=-1, zmax=1, colorscale=[[0, SAFE[1]], [0.5, "#f2f2f2"], [1, SAFE[0]]],
+        text=[[f"{value:.0%}" for value in line] for line in grid.saving_YX], texttemplate="%{text}", xgap=2, ygap=2,
+        colorbar={"title": "saved", "thickness": 12, "tickformat": ".0%"},
+        hovertemplate="%{x} " + grid.x_name + ", %{y} " + grid.y_name + ": %{z:.1%}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(title=grid.x_name, type="category")
+    figure.update_yaxes(title=grid.y_name, type="category")
+    return styled(figure, 360, legend=False)
+
+
+def _amount(name: str, value: float) -> str:
+    """As people say it; the axis has the name."""
+    if name.startswith("bytes/s"):
+        return show_bandwidth(value)
+    return show_bytes(value) if name.startswith("bytes") else f"{value:,.0f}"
