@@ -52,6 +52,8 @@ _PACKAGES = {
     "torch": "moeyard.runtime, train, lab: pip install 'moeyard[torch]'",
     "transformers": "expert parallelism for Hugging Face models: pip install 'moeyard[hf]'",
     "pyroute2": "the emulated network of the lab: pip install 'moeyard[lab]'",
+    "starlette": "watch, demo, train --live: pip install 'moeyard[live]'",
+    "distributed": "replay --backend dask: pip install 'moeyard[dask]'",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +44,8 @@ from moeyard.replay.job import AHEAD, ORACLE
 from moeyard.replay.run import BACKENDS
 from moeyard.schedulers import SCHEDULERS
 from moeyard.units import show_seconds
+
+_LONG = 10.0  # seconds after which whoever waits without a bar is told
 
 
 def run(
@@ -109,8 +113,16 @@ def _replay(
             "records", total=job.trace.num_records, completed=0 if state is None else state.done
         )
 
+        began, before = time.monotonic(), 0 if state is None else state.done
+
         def watch(now: Any) -> None:
             bar.update(task, completed=now.done)
+            left = (time.monotonic() - began) / (now.done - before) * (job.trace.num_records - now.done)
+            if left > _LONG and not sys.stderr.isatty():
+                print(
+                    f"{now.done} of {job.trace.num_records} records; about {left:.0f} s to go",
+                    file=sys.stderr,
+                )
             if out is not None:
                 save_progress(job, now, out)
 
