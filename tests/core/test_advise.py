@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import moeyard as my
@@ -149,3 +150,15 @@ def test_the_command_fits_a_screen_and_its_json_has_the_keys(call):
     status, out, _ = call("advise", "h200-2x8", "balanced", *made)
     assert "little to gain" in out
     assert "Yard" not in out
+
+
+def test_loads_of_one_record_are_advised_on_too(call, tmp_path):
+    np.save(tmp_path / "loads.npy", np.array([[60000, 1000, 1000, 1000, 1000, 1000, 1000, 1000] * 2]))
+    rest = ("--top-k", "2", "--jobs", "1", "--slots", "1")
+    data = json.loads(
+        call("advise", "h200-2x8", tmp_path / "loads.npy", *rest, "--tokens", "16384", "--json")[1]
+    )
+    assert data["worth"] is True
+    assert data["savings"]["replicas"] > 0.2 * data["today_s"]
+    assert "one record" in data["conditions"]["records"]
+    assert "spread evenly over 16" in data["conditions"]["folded"]

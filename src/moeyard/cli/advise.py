@@ -124,7 +124,7 @@ def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
 
 def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
     out = console()
-    for name in ("cluster", "trace", "model", "folded", "loads"):
+    for name in ("cluster", "trace", "model", "folded", "loads", "records"):
         text = case.conditions.get(name)
         if text and not text.startswith("no:"):
             out.print(f"{name}: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -39,20 +40,21 @@ def run(
         "--out", str(out), "--timeout", "20",
     ]  # fmt: skip
     job = subprocess.Popen(command, stdout=sys.stderr)
-
-    def end_with_the_run() -> None:
-        job.wait()
-        server.stop()
-
-    threading.Thread(target=end_with_the_run, daemon=True).start()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # by way of `finally`: the run must not stay behind
+    threading.Thread(target=server.serve, daemon=True).start()
     try:
-        server.serve()
+        status = job.wait()
+    except KeyboardInterrupt:
+        status = 130
     finally:
         if job.poll() is None:
             job.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(20)
-    raise typer.Exit(job.returncode or 0)
+        server.stop()
+    raise typer.Exit(status)
 
 
 def obey(asked: dict[str, Any]) -> str:

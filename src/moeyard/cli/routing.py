@@ -96,6 +96,9 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
         )
     rows = None if wanted.tokens is None else float(wanted.tokens * (chosen or 1))
     folded = fold(_part(trace, wanted), machines.num_ranks, rows_per_rank=rows)
+    alone = folded.num_records == 1  # nothing to plan from, and nothing to judge a plan by
+    if alone:
+        folded = Trace(folded.counts.repeat(2, axis=0), folded.steps[0] + [0, 1], folded.meta)
     mean = float(folded.counts.sum()) / (folded.num_records * folded.num_layers * folded.num_ranks)
     tokens = None if chosen is None else max(1, round(mean / chosen))
     model = STAND_IN if wanted.model is None else load_model(wanted.model, tokens_per_rank=tokens)
@@ -108,6 +111,10 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
         "folded": str(folded.meta.get("folded", "no: the trace has the cluster's ranks")),
         "model": _model_line(wanted.model, model, config, folded),
     }
+    if alone:
+        conditions["records"] = (
+            "one record, taken twice: what comes next is taken to be like it, so the forecast is not judged"
+        )
     if "shares" in trace.meta:
         conditions["loads"] = str(trace.meta["shares"])
     return Case(machines, folded, model, wanted.model, chosen, conditions)
