@@ -18,7 +18,7 @@ import numpy as np
 import moeyard as my
 from bench import samples
 from moeyard.fold import fold
-from moeyard.formats import arrays, clusters, models, placements, schedules, timelines
+from moeyard.formats import arrays, clusters, models, placements, schedules, steps, timelines
 from moeyard.formats.replays import load_replay, save_replay
 from moeyard.formats.traces import find_trace
 from moeyard.replay.result import FIGURES, Replay, Way
@@ -70,6 +70,13 @@ def make_traces(folder: Path) -> list[Path]:
     counts = np.random.default_rng(0).integers(0, 9, (3, 2, 4, 8))
     my.save_trace(my.Trace(counts, [1, 2, 5], {"model": "x", "list": [1, {"a": None}]}), folder / "t.npz")
     return [folder / "t.npz", *stored("trace.npz")(folder)]
+
+
+def make_steps(folder: Path) -> list[Path]:
+    cluster = my.Cluster(2, 2, my.Port(1e9, 1e-6), my.Port(1e9, 1e-6))
+    hosts = [[True, True, True, True], [False, True, False, True]]
+    my.plan_step(cluster, [my.Placement([0, 1], hosts)] * 2, ahead=2).save(folder / "step.json")
+    return [folder / "step.json"]
 
 
 def make_recorded(folder: Path) -> list[Path]:
@@ -305,6 +312,7 @@ READERS = {
         Reader("recorded", make_recorded, read_recorded),
         Reader("replays", make_replays, load_replay),
         Reader("placements", stored("placement.json"), placements.load_placement),
+        Reader("steps", make_steps, steps.load_step),
         Reader("schedules", stored("schedule.json"), schedules.load_schedule),
         Reader("timelines", make_timelines, read_timeline),
         Reader("models", make_models, read_model),

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from moeyard.schedulers import SCHEDULERS, schedule
     from moeyard.sim import simulate
     from moeyard.sim.step import simulate_step
+    from moeyard.stepplan import StepPlan
+    from moeyard.steps import plan_step
     from moeyard.timeline import Timeline
     from moeyard.trace import Trace
     from moeyard.traffic import Traffic
@@ -86,6 +88,7 @@ __all__ = [
     "SCHEDULERS",
     "Schedule",
     "StepCost",
+    "StepPlan",
     "Timeline",
     "Trace",
     "Traffic",
@@ -101,6 +104,7 @@ __all__ = [
     "load_traffic",
     "lower",
     "place",
+    "plan_step",
     "run_local",
     "save_cluster",
     "save_demand",
@@ -140,6 +144,7 @@ _NAMES = {
     "formats.clusters": ("Cluster",),  # which puts `load` on it
     "formats.models": ("load_model",),
     "formats.schedules": ("load_schedule", "save_schedule"),
+    "formats.steps": ("StepPlan",),  # which puts `save` and `load` on it
     "formats.timelines": ("Timeline",),  # which puts `save`, `load` and `to_chrome` on it
     "formats.traces": ("load_trace",),
     "lower": ("lower",),
@@ -152,6 +157,7 @@ _NAMES = {
     "schedulers": ("SCHEDULERS", "schedule"),
     "sim": ("simulate",),
     "sim.step": ("simulate_step",),
+    "steps": ("plan_step",),
     "trace": ("Trace",),
     "traffic": ("Traffic",),
     "verify": ("verify",),

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.kernels.place.assign import run_sums
 from moeyard.traffic import Traffic
 
 
@@ -28,9 +29,8 @@ class Assignment:
     @cached_property
     def rows_RR(self) -> IntArray:
         """rows[src, host]."""
-        rows_RR: IntArray = np.zeros((self.num_ranks, self.num_ranks), dtype=np.int64)
-        np.add.at(rows_RR, (self.src, self.host), self.rows)  # in integers: bincount would round beyond 2**53
-        return frozen(rows_RR)
+        runs = (frozen(np.ascontiguousarray(one).view()) for one in (self.src, self.host, self.rows))
+        return frozen(run_sums(*runs, self.num_ranks))
 
     @cached_property
     def rows_R(self) -> IntArray:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -31,9 +30,13 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.kernels.step import compose as kernel
 from moeyard.kernels.step.compose import Rates
-from moeyard.kernels.step.transport import Ports, fastest, loads_of, transport
+from moeyard.kernels.step.gather import moves_of
+from moeyard.kernels.step.transport import fastest, loads_of, transport
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.ports import ports_of as ports_of  # where others look for it
+from moeyard.stepplan import StepPlan
+from moeyard.steps import replica_pairs as replica_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class StepCost:
 def step_cost(
     cluster: Cluster,
     model: ModelSpec,
-    placement: Placement,
+    placement: Placement | StepPlan,
     assignment: Assignment,
     *,
     compression: float = 1.0,
@@ -71,25 +74,37 @@ def step_cost(
     pipelined: bool = False,
     backward: bool = True,
     previous: Placement | None = None,
+    layer: int = 0,
 ) -> StepCost:
-    """Cost of one layer under this placement and assignment.
+    """Cost of one layer under this placement and assignment, or of one `layer` of a step plan, by its hops and its overlap.
 
     `compression`: a gathered expert crosses in 1/compression of its bytes (gradients are never compressed).
     `overlap`: gather and reduce hide behind compute. `pipelined`: the experts' compute hides behind the exchanges, as
     with infinitely many chunks. `backward=False`: the forward alone. `previous`: adds the one-off `migration` from it.
     """
+    plan = placement if isinstance(placement, StepPlan) else None
+    if isinstance(placement, StepPlan):
+        if not 0 <= layer < len(placement.layers):
+            raise InvalidPlacement(
+                f"the step plan has no layer {layer}; it has 0..{len(placement.layers) - 1}"
+            )
+        overlap, placement = placement.overlap, placement.layers[layer].placement
     if placement.num_ranks != cluster.num_ranks or assignment.num_ranks != cluster.num_ranks:
         raise InvalidPlacement(
             f"placement has {placement.num_ranks} ranks and assignment {assignment.num_ranks}, "
             f"but the cluster has {cluster.num_ranks}; plan for this cluster"
         )
-    expert_P, host_P = replica_pairs(placement)
     rates = rates_of(
         cluster, model, compression=compression, overlap=overlap, pipelined=pipelined, backward=backward
     )
-    seconds = kernel.layer_seconds(
-        writable(assignment.rows_RR), expert_P, host_P, writable(placement.home_E), rates, ports_of(cluster)
-    )
+    rows_RR, ports = writable(assignment.rows_RR), ports_of(cluster)
+    if plan is None:  # the same in one call: planners ask for it often
+        homes = writable(placement.home_E)
+        seconds = kernel.layer_seconds(rows_RR, *replica_pairs(placement), homes, rates, ports)
+    else:
+        exchange = transport(loads_of(rows_RR, ports), ports)
+        moves = moves_of(writable(plan.layers[layer].hops_H4), ports)
+        seconds = kernel.compose(exchange, moves, kernel.rows_into(rows_RR), rates)
     moved = 0.0 if previous is None else migration_seconds(cluster, model, previous, placement)
     return cost_of(seconds, moved)
 
@@ -111,29 +126,6 @@ def cost_of(seconds: FloatArray, migration: float = 0.0) -> StepCost:
         total=s[kernel.TOTAL],
         bound=s[kernel.BOUND],
         migration=migration,
-    )
-
-
-@lru_cache(maxsize=64)
-def ports_of(cluster: Cluster) -> Ports:
-    """The cluster as the kernels see it."""
-    node_R: IntArray = np.repeat(np.arange(cluster.nodes), cluster.ranks_per_node)
-    nics = cluster.nics_per_node
-    wan, wan_latency = math.inf, 0.0
-    if cluster.wan is not None and cluster.datacenters > 1:
-        wan, wan_latency = cluster.wan.bandwidth, cluster.wan.latency
-    law = cluster.contention
-    everyone = (cluster.num_ranks - cluster.ranks_per_node) * cluster.ranks_per_node // nics
-    return Ports(
-        node_R=node_R,
-        datacenter_R=node_R // cluster.nodes_per_datacenter,
-        scale_up=float(cluster.scale_up.bandwidth),
-        nic_R=node_R * nics + np.tile(cluster.nic_G, cluster.nodes),
-        nic_X=cluster.scale_out.bandwidth * cluster.rails.ravel(),
-        node_N=cluster.scale_out.bandwidth * cluster.rails.sum(axis=1),
-        wan=float(wan),
-        latency=np.array([0.0, cluster.scale_up.latency, cluster.scale_out.latency, wan_latency]),
-        crowd=np.array([law.factor(everyone), law.factor(cluster.nodes - 1)]),
     )
 
 
@@ -161,14 +153,6 @@ def rates_of(
         backward=bool(backward),
         layers=float(model.layers),
     )
-
-
-def replica_pairs(placement: Placement) -> tuple[IntArray, IntArray]:
-    """(expert, host) of every replica, sorted; homes left out."""
-    hosts = placement.hosts_ER.copy()
-    hosts[np.arange(placement.num_experts), placement.home_E] = False
-    expert_P, host_P = np.nonzero(hosts)
-    return np.ascontiguousarray(expert_P), np.ascontiguousarray(host_P)
 
 
 def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, after: Placement) -> float:

@@ -15,6 +15,7 @@ CORE = (
     "traces",
     "recorded",
     "placements",
+    "steps",
     "schedules",
     "timelines",
     "models",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeyard.arrays import frozen
 from moeyard.kernels.common.csr import grouped, pointers
-from moeyard.kernels.common.sort import ascend, by_key, heaviest_first, largest
+from moeyard.kernels.common.sort import ascend, heaviest_first, largest
 from moeyard.kernels.place import assign as served
 from moeyard.kernels.place.fill import Loads, by_rows, fill_to, level, quota_hosts
 from moeyard.kernels.place.greedy import Times, greedy_hosts
@@ -39,13 +39,6 @@ def test_pointers_and_groups(groups):
 def test_heaviest_first_and_ties_in_order(weights):
     found = heaviest_first(np.array(weights, np.float64))
     assert found.tolist() == sorted(range(len(weights)), key=lambda i: -weights[i])
-
-
-@given(keys=st.lists(st.integers(0, 4)), seed=seeds)
-def test_by_key_is_stable(keys, seed):
-    order = np.random.default_rng(seed).permutation(len(keys))
-    found = by_key(np.array(keys, np.int64), order, 5)
-    assert found.tolist() == sorted(order.tolist(), key=lambda i: keys[i])
 
 
 @st.composite

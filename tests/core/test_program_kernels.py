@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moeyard as my
+from moeyard.arrays import frozen
 from moeyard.kernels.flow.dag import message_graph
 from moeyard.kernels.flow.lump import turned
+from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.kernels.program.tables import (
     DST,
     SRC,
@@ -244,3 +246,51 @@ def test_what_leaves_a_rank_is_what_arrives_and_every_block_goes_whole(job, name
         assert len(wires) == (cluster.node(origin) != cluster.node(target))
         if name == "direct" and cluster.alike:
             assert len(path) == 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 3)), max_size=6)))
+def test_neighbouring_runs_are_joined_and_the_rest_is_packed(messages):
+    expected, staged, at = [], [], 0
+    for runs in messages:
+        joined = []
+        for space, offset, rows in runs:
+            if joined and (joined[-1][0], joined[-1][1] + joined[-1][2]) == (space, offset):
+                joined[-1] = (space, joined[-1][1], joined[-1][2] + rows)
+            else:
+                joined.append((space, offset, rows))
+        expected.append(joined)
+        staged.append(at if len(joined) > 1 else -1)
+        at += sum(rows for *_, rows in joined) if len(joined) > 1 else 0
+    flat = np.array([run for runs in messages for run in runs], np.int64).reshape(-1, 3)
+    ptr = np.cumsum([0, *map(len, messages)]).astype(np.int64)
+    sums = np.array([sum(rows for *_, rows in runs) for runs in messages], np.int64)
+    found = join_runs(*map(frozen, (ptr, *np.ascontiguousarray(flat.T), sums)))
+    runs = list(zip(*found.runs.tolist(), strict=True))
+    assert [runs[a:b] for a, b in pairwise(found.ptr_M)] == expected
+    assert found.staged_M.tolist() == staged
+    assert found.staged == at
+
+
+def slow_chains(names, outs, most):
+    found = []
+    for s, after in enumerate(names):
+        if not after:
+            continue
+        fit = [chain for chain in found if chain[-1] in after]
+        if fit or len(found) == most:
+            max((outs[chain[-1]] == outs[s], chain[-1], chain) for chain in fit or found)[2].append(s)
+        else:
+            found.append([s])
+    return found
+
+
+@settings(deadline=None, max_examples=200)
+@given(dags(), st.integers(0, 255), st.integers(1, 3))
+def test_stages_are_chained_as_the_slow_walk_chains_them(names, bits, most):
+    outs = [bool(bits >> s & 1) for s in range(len(names))]
+    found = chain_stages(*map(frozen, csr(names)), frozen(np.array(outs)), most)
+    expected = slow_chains(names, outs, most)
+    assert found.tolist() == [
+        next((c for c, chain in enumerate(expected) if s in chain), -1) for s in range(len(names))
+    ]

@@ -9,8 +9,9 @@ from harness import launch
 torch = pytest.importorskip("torch")
 
 import moeyard as my  # noqa: E402
+from moeyard.arrays import frozen  # noqa: E402
 from moeyard.runtime.agree.digests import cluster_digest, plan_digest  # noqa: E402
-from moeyard.runtime.agree.plans import CHAINS, PlanCache, Step, Steps, chains  # noqa: E402
+from moeyard.runtime.agree.plans import CHAINS, PlanCache, Steps, chains  # noqa: E402
 from moeyard.runtime.observe.measure import rail_factors  # noqa: E402
 from moeyard.runtime.transport.buffers import Arena, Workspace  # noqa: E402
 from moeyard.runtime.transport.channels import channel  # noqa: E402
@@ -110,9 +111,8 @@ def test_a_chain_holds_no_stage_up(scheduler):
 
 def test_more_chains_than_threads_share_in_stage_order():
     """Ten pairs of stages that need only each other: six chains, every stage once, ascending, so none waits for a later one."""
-    first = [Step(0, True, (), (), ())]
-    stages = first + [Step(s, s % 2 == 0, (max(0, s - 10),), (), ()) for s in range(1, 21)]
-    found = chains(stages)
+    after = frozen(np.array([max(0, s - 10) for s in range(1, 21)]))
+    found = chains(frozen(np.array([0, *range(21)])), after, frozen(np.arange(21) % 2 == 0))
     assert len(found) == CHAINS
     assert sorted(s for chain in found for s in chain) == list(range(1, 21))
     for chain in found:

@@ -20,87 +20,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.formats.chrome import ChromeTrace
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
+from moeyard.sim.clock import BACKGROUND, COMPUTE, EXCHANGE, HOST, Clock, Operator
+from moeyard.sim.clock import StepTimeline as StepTimeline
 from moeyard.sim.transport import LayerTimes, Network, layer_times
-
-COMPUTE, EXCHANGE, BACKGROUND, HOST = "compute", "exchange", "background", "host"
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator of the step; `resource` is what it occupies."""
-
-    name: str
-    layer: int
-    micro_batch: int
-    resource: str
-
-
-@dataclass(frozen=True, eq=False)
-class StepTimeline:
-    """Start and end of every operator on every rank, in seconds from the step's beginning."""
-
-    cluster: Cluster
-    operators: tuple[Operator, ...]
-    start_OR: FloatArray
-    end_OR: FloatArray
-    cause_O: IntArray  # the operator that it waited for last, -1: none
-
-    @cached_property
-    def makespan(self) -> float:
-        """Seconds of the step."""
-        return float(self.end_OR.max(initial=0.0))
-
-    def seconds(self, name: str) -> float:
-        """All time from first start to last end of the operators of this name, each on its own."""
-        own = [i for i, op in enumerate(self.operators) if op.name == name]
-        return float((self.end_OR[own].max(axis=1) - self.start_OR[own].min(axis=1)).sum()) if own else 0.0
-
-    @cached_property
-    def compute_share_R(self) -> FloatArray:
-        """Share of the step in which each rank computes."""
-        own = [i for i, op in enumerate(self.operators) if op.resource == COMPUTE]
-        return frozen((self.end_OR[own] - self.start_OR[own]).sum(axis=0) / (self.makespan or 1.0))
-
-    @cached_property
-    def critical_path(self) -> IntArray:
-        """Indices of the operators that led to the last end, each waited for by the next."""
-        chain: list[int] = []
-        at = int(np.argmax(self.end_OR.max(axis=1))) if self.operators else -1
-        while at >= 0:
-            chain.append(at)
-            at = int(self.cause_O[at])
-        return frozen(np.array(chain[::-1], dtype=np.int64))
-
-    def to_chrome(self, path: str | Path) -> None:
-        """A trace for Perfetto or chrome://tracing: one row per rank, one lane per resource."""
-        trace = ChromeTrace()
-        for rank in range(self.cluster.num_ranks):
-            trace.row(rank, f"rank {rank} (node {self.cluster.node(rank)})")
-            for i, op in enumerate(self.operators):
-                start, end = float(self.start_OR[i, rank]), float(self.end_OR[i, rank])
-                if end > start:
-                    trace.span(
-                        rank, op.resource, op.name, start, end, layer=op.layer, micro_batch=op.micro_batch
-                    )
-        trace.write(path)
+from moeyard.stepplan import StepPlan
+from moeyard.steps import plan_step
 
 
 def simulate_step(
     cluster: Cluster,
     model: ModelSpec,
-    placements: Placement | Sequence[Placement],
+    placements: Placement | Sequence[Placement] | StepPlan,
     assignments: Assignment | Sequence[Assignment],
     *,
     network: Network = "simulate",
@@ -115,24 +54,25 @@ def simulate_step(
     plan_ahead: bool = True,
     times: LayerTimes | None = None,
 ) -> StepTimeline:
-    """Run one step: a placement and assignment per MoE layer, or one of each for all `model.layers`.
+    """Run one step: a placement and assignment per MoE layer, or one of each for all `model.layers`; or a `StepPlan`, which says
+    for itself what is gathered how and what hides: `overlap` and `ahead` are then its own.
 
     `network`: where exchange times come from (see `layer_times`). `overlap=False`: gather before the dispatch and reduce
     after the experts' backward, in the foreground. `pipelined`: the experts' compute runs under both exchanges, as with
     infinitely many chunks. `ahead=None`: no limit. `planning`: seconds per layer; `plan_ahead=False` puts them before
     the dispatch they plan. Every micro-batch has the same demand. `times`: those of every layer, if known already.
     """
-    layers = _layers(model, placements, assignments)
     if micro_batches < 1:
         raise InvalidModel(f"micro_batches must be at least 1, got {micro_batches}")
+    plan, served = _planned(cluster, model, placements, assignments, overlap, ahead)
     known: dict[tuple[int, int], LayerTimes] = {}
-    for placement, assignment in layers:
-        if (id(placement), id(assignment)) not in known:
-            known[id(placement), id(assignment)] = times or layer_times(
+    for layer, one in zip(plan.layers, served, strict=True):
+        if (id(layer), id(one)) not in known:
+            known[id(layer), id(one)] = times or layer_times(
                 cluster,
                 model,
-                placement,
-                assignment,
+                layer,
+                one,
                 network=network,
                 scheduler=scheduler,
                 compression=compression,
@@ -140,13 +80,14 @@ def simulate_step(
     return run_step(
         cluster,
         model,
-        [known[id(p), id(a)] for p, a in layers],
-        [a.rows_R for _, a in layers],
-        overlap=overlap,
+        [known[id(layer), id(one)] for layer, one in zip(plan.layers, served, strict=True)],
+        [one.rows_R for one in served],
+        overlap=plan.overlap,
         pipelined=pipelined,
         backward=backward,
         micro_batches=micro_batches,
-        ahead=ahead,
+        ahead=plan.ahead,
+        resident=plan.resident,
         planning=planning,
         plan_ahead=plan_ahead,
     )
@@ -163,6 +104,7 @@ def run_step(
     backward: bool = True,
     micro_batches: int = 1,
     ahead: int | None = 1,
+    resident: bool = True,
     planning: float = 0.0,
     plan_ahead: bool = True,
 ) -> StepTimeline:
@@ -175,126 +117,39 @@ def run_step(
         overlap=overlap,
         pipelined=pipelined and overlap,
         ahead=len(times) if ahead is None else ahead,
+        again=len(times) - ahead - 1 if backward and ahead is not None and not resident else 0,
         planning=planning,
         plan_ahead=plan_ahead,
     )
     for micro_batch in range(micro_batches):
-        step.forward(micro_batch, gather=micro_batch == 0)
+        step.forward(micro_batch, gather=micro_batch == 0 or not resident)
         if backward:
-            step.backward(micro_batch, reduce=micro_batch == micro_batches - 1)
+            step.backward(micro_batch, reduce=micro_batch == micro_batches - 1 or not resident)
     return step.clock.finish()
 
 
-def _layers(
+def _planned(
+    cluster: Cluster,
     model: ModelSpec,
-    placements: Placement | Sequence[Placement],
+    placements: Placement | Sequence[Placement] | StepPlan,
     assignments: Assignment | Sequence[Assignment],
-) -> list[tuple[Placement, Assignment]]:
+    overlap: bool,
+    ahead: int | None,
+) -> tuple[StepPlan, list[Assignment]]:
+    """The step's plan, and one assignment for each of its layers."""
     if isinstance(placements, Placement):
         placements = [placements] * (
             model.layers if isinstance(assignments, Assignment) else len(assignments)
         )
-    if isinstance(assignments, Assignment):
-        assignments = [assignments] * len(placements)
-    if len(placements) != len(assignments) or not placements:
+    count = len(placements.layers if isinstance(placements, StepPlan) else placements)
+    served = [assignments] * count if isinstance(assignments, Assignment) else list(assignments)
+    if count != len(served) or not served:
         raise InvalidPlacement(
-            f"{len(placements)} placements and {len(assignments)} assignments; give one of each per MoE layer"
+            f"{count} placements and {len(served)} assignments; give one of each per MoE layer"
         )
-    return list(zip(placements, assignments, strict=True))
-
-
-@dataclass(eq=False)
-class _Clock:
-    """What each resource has been given so far."""
-
-    cluster: Cluster
-    free_R: FloatArray = field(init=False)
-    operators: list[Operator] = field(default_factory=list)
-    starts: list[FloatArray] = field(default_factory=list)
-    ends: list[FloatArray] = field(default_factory=list)
-    causes: list[int] = field(default_factory=list)
-    held: list[tuple[float, float, int]] = field(
-        default_factory=list
-    )  # exchanges: begin, end, widest network
-    network_free: float = 0.0
-    background_free: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.free_R = np.zeros(self.cluster.num_ranks)
-
-    def compute(self, op: Operator, seconds_R: FloatArray, after: Sequence[int]) -> int:
-        """Run on every rank, each after its own part of `after`."""
-        start = np.maximum(self.free_R, self._ready(after))
-        self.free_R = start + seconds_R
-        return self._add(op, start, self.free_R, after)
-
-    def wait(self, after: Sequence[int]) -> None:
-        """No rank computes before its own part of `after`."""
-        self.free_R = np.maximum(self.free_R, self._ready(after))
-
-    def exchange(self, op: Operator, done_R: FloatArray, level: int, after: Sequence[int]) -> int:
-        """Begin when every rank is ready and no exchange is under way."""
-        begin = max(float(self._ready(after).max()), self.network_free)
-        end = begin + float(done_R.max())
-        if end > begin:
-            self.held.append((begin, end, level))
-            self.network_free = end
-        return self._add(op, np.full(len(done_R), begin), begin + done_R, after)
-
-    def host(self, op: Operator, seconds: float, after: Sequence[int]) -> int:
-        start = self._ready(after)
-        return self._add(op, start, start + seconds, after)
-
-    def background(self, op: Operator, work: FloatArray, after: Sequence[int], waited: bool) -> int:
-        """Move `work` [tier] seconds through what the exchanges leave free, after the background operators before."""
-        release = float(self._ready(after).max())
-        begin = max(release, self.background_free) if work.any() else release
-        end = self._drain(begin, work.copy())
-        if work.any():
-            self.background_free = end
-            if waited:
-                self.network_free = max(self.network_free, end)
-        ranks = self.cluster.num_ranks
-        return self._add(op, np.full(ranks, begin), np.full(ranks, end), after)
-
-    def finish(self) -> StepTimeline:
-        return StepTimeline(
-            self.cluster,
-            tuple(self.operators),
-            frozen(np.array(self.starts)),
-            frozen(np.array(self.ends)),
-            frozen(np.array(self.causes, dtype=np.int64)),
-        )
-
-    def _drain(self, now: float, work: FloatArray) -> float:
-        for begin, end, level in self.held:
-            if end <= now:
-                continue
-            for until, open_from in (
-                (begin, 0),
-                (end, level),
-            ):  # before it all tiers, under it the wider ones
-                for tier in range(open_from, 3):
-                    moved = min(work[tier], max(0.0, until - now))
-                    work[tier] -= moved
-                    now += moved
-                if not work.any():
-                    return now
-                now = max(now, until)
-        return now + float(work.sum())
-
-    def _ready(self, after: Sequence[int]) -> FloatArray:
-        if not after:
-            return np.zeros(self.cluster.num_ranks)
-        ready: FloatArray = np.max([self.ends[i] for i in after], axis=0)
-        return ready
-
-    def _add(self, op: Operator, start: FloatArray, end: FloatArray, after: Sequence[int]) -> int:
-        self.operators.append(op)
-        self.starts.append(start)
-        self.ends.append(end)
-        self.causes.append(max(after, key=lambda i: (float(self.ends[i].max()), i), default=-1))
-        return len(self.operators) - 1
+    if isinstance(placements, StepPlan):
+        return placements, served
+    return plan_step(cluster, placements, overlap=overlap, ahead=ahead), served
 
 
 @dataclass(eq=False)
@@ -308,14 +163,16 @@ class _Step:
     overlap: bool
     pipelined: bool
     ahead: int
+    again: int  # layers before this one are gathered once more for their backward: their slots went to later ones
     planning: float
     plan_ahead: bool
-    clock: _Clock = field(init=False)
+    clock: Clock = field(init=False)
     last: list[int] = field(default_factory=list)  # what the next operator follows
     released: dict[int, list[int]] = field(default_factory=dict)  # layer -> what its gather follows
+    passed: dict[int, list[int]] = field(default_factory=dict)  # the same, on the way back
 
     def __post_init__(self) -> None:
-        self.clock = _Clock(self.cluster)
+        self.clock = Clock(self.cluster)
 
     def forward(self, micro_batch: int, gather: bool) -> None:
         for layer, times in enumerate(self.times):
@@ -344,6 +201,8 @@ class _Step:
             times = self.times[layer]
             back = self._exchange("combine_backward", layer, micro_batch, times.dispatch_R, self.last)
             after = [back] if not self.pipelined else self.last
+            after = [*after, *self._gather_again(layer, micro_batch)]
+            self.passed[layer] = [back]
             experts = self._compute("experts_backward", layer, micro_batch, 2 * self._experts(layer), after)
             waits = self._reduce(layer + self.ahead, micro_batch, due) if not self.pipelined else []
             here = [experts] if not self.pipelined else [back]
@@ -388,7 +247,23 @@ class _Step:
         if not (gather and self.overlap and work.any()):
             return []
         operator = Operator("gather", layer, micro_batch, BACKGROUND)
-        return [self.clock.background(operator, work, self.released.get(layer - self.ahead, []), waited=True)]
+        begins = self.last if micro_batch else []  # slots that the micro-batch before has left
+        return [
+            self.clock.background(operator, work, self.released.get(layer - self.ahead, begins), waited=True)
+        ]
+
+    def _gather_again(self, layer: int, micro_batch: int) -> list[int]:
+        work = self.times[layer].gather
+        if layer >= self.again or not work.any():
+            return []
+        later = self.passed[layer + self.ahead] if self.ahead else self.last
+        if not self.overlap:
+            return [self._foreground("gather", layer, micro_batch, work, self.last[-1])]
+        return [
+            self.clock.background(
+                Operator("gather", layer, micro_batch, BACKGROUND), work, later, waited=True
+            )
+        ]
 
     def _reduce(self, layer: int, micro_batch: int, due: dict[int, int]) -> list[int]:
         if layer not in due:

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray, writable
+from moeyard.arrays import FloatArray, writable
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
-from moeyard.cost import ports_of, rates_of, replica_pairs
+from moeyard.cost import ports_of, rates_of
 from moeyard.errors import UnknownName
 from moeyard.estimate import estimate
 from moeyard.kernels.step import gather as tree
@@ -20,7 +20,8 @@ from moeyard.placement import Placement
 from moeyard.schedule import Schedule
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
-from moeyard.traffic import Traffic
+from moeyard.stepplan import LayerPlan
+from moeyard.steps import layer_plan
 
 Network = Literal["ports", "estimate", "simulate"]
 NETWORKS = ("ports", "estimate", "simulate")
@@ -40,14 +41,14 @@ class LayerTimes:
 def layer_times(
     cluster: Cluster,
     model: ModelSpec,
-    placement: Placement,
+    placement: Placement | LayerPlan,
     assignment: Assignment,
     *,
     network: Network = "simulate",
     scheduler: str = "auto",
     compression: float = 1.0,
 ) -> LayerTimes:
-    """The times of one layer.
+    """The times of one layer: of its plan, or of a placement with the plan that `plan_step` makes for it.
 
     `ports`: the most loaded port, as in `step_cost`. `estimate` and `simulate`: the dispatch is planned by `scheduler`, the
     combine is its schedule reversed; each tier of a gather or reduce is an exchange of its own, planned likewise.
@@ -55,30 +56,26 @@ def layer_times(
     if network not in NETWORKS:
         raise UnknownName.of("network model", network, NETWORKS)
     ports, rates = ports_of(cluster), rates_of(cluster, model, compression=compression)
-    expert_P, host_P = replica_pairs(placement)
-    homes = writable(placement.home_E)
+    layer = placement if isinstance(placement, LayerPlan) else layer_plan(cluster, placement)
     exchange = kernel.transport(kernel.loads_of(writable(assignment.rows_RR), ports), ports)
     level = exchange.level
     if network == "ports":
         seconds = np.full(cluster.num_ranks, kernel.fastest(exchange.forms, rates.row_bytes))
-        forms = tree.gather_of(expert_P, host_P, homes, ports).forms
+        forms = tree.moves_of(writable(layer.hops_H4), ports).forms
         gather, reduce = (tree.tier_seconds(forms, b) for b in (rates.gather_bytes, rates.reduce_bytes))
         return LayerTimes(seconds, seconds, level, gather, reduce)
     out, back = np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks)
     if level:
         plan = schedule(cluster, assignment.traffic(model.row_bytes), scheduler)
         out, back = (finished(cluster, one, network) for one in (plan, plan.reversed()))
-    hops = tree.gather_hops(expert_P, host_P, homes, ports)
     gather, reduce = np.zeros(3), np.zeros(3)
     for tier in range(3):
-        copies_RR = _copies(hops[hops[:, 0] == tier], cluster.num_ranks)
-        if copies_RR.any():
-            for seconds, size, copies in (
-                (gather, rates.gather_bytes, copies_RR),
-                (reduce, rates.reduce_bytes, copies_RR.T),
-            ):
-                rows = -int(-size // model.row_bytes)  # an expert travels as rows
-                plan = schedule(cluster, Traffic(copies * rows, model.row_bytes), scheduler)
+        for seconds, traffic in (
+            (gather, layer.gather(tier, rates.gather_bytes, model.row_bytes)),
+            (reduce, layer.reduce(tier, rates.reduce_bytes, model.row_bytes)),
+        ):
+            if traffic.rows.any():
+                plan = schedule(cluster, traffic, scheduler)
                 seconds[tier] = finished(cluster, plan, network).max()
     return LayerTimes(out, back, level, gather, reduce)
 
@@ -93,9 +90,3 @@ def finished(cluster: Cluster, plan: Schedule, network: Network) -> FloatArray:
     for end in ("src", "dst"):
         np.maximum.at(done, timeline.messages[end], timeline.end_M)
     return done
-
-
-def _copies(hops: IntArray, ranks: int) -> IntArray:
-    """copies[src, dst] of experts."""
-    counts = np.bincount(hops[:, 1] * ranks + hops[:, 2], minlength=ranks * ranks)
-    return counts.reshape(ranks, ranks)

@@ -54,19 +54,3 @@ def ascend(values, n):
                 at -= gap
             values[at] = value
         gap //= 2
-
-
-@kernel
-def by_key(key_I, order_I, keys):
-    """`order_I` re-ordered so that key_I[order_I], in [0, keys), ascends: one pass of a radix sort."""
-    place = np.zeros(keys + 1, np.int64)
-    for at in range(len(order_I)):
-        place[key_I[order_I[at]] + 1] += 1
-    for k in range(keys):
-        place[k + 1] += place[k]
-    out = np.empty(len(order_I), np.int64)
-    for at in range(len(order_I)):
-        i = order_I[at]
-        out[place[key_I[i]]] = i
-        place[key_I[i]] += 1
-    return out

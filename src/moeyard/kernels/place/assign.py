@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.common.sort import by_key
+from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import inner, kernel
 
 
@@ -235,49 +235,66 @@ def share_sums(rows_ER, hosts, share_X, groups):
     return turned(into_RR)
 
 
+@inner
+def tally(first, last, n, hosts, desk, cell):
+    """Add the pieces of an expert up by (src, host): cell[src * K + k]."""
+    for p in range(n):
+        x = first
+        while hosts.host_X[x] != desk.pieces[1, p]:
+            x += 1
+        cell[desk.pieces[0, p] * (last - first) + x - first] += desk.pieces[2, p]
+
+
+@inner
+def by_source(found, n, ptr_R, out):
+    """The first n runs by source, else in their order; ptr_R: where the runs of each source begin, moved on to where they end."""
+    for i in range(n):
+        at = ptr_R[found[0, i]]
+        ptr_R[found[0, i]] += 1
+        for c in range(4):
+            out[c, at] = found[c, i]
+
+
 @kernel
 def share_runs(rows_ER, hosts, share_X, groups):
-    """Runs of hosts with shares."""
+    """Runs of hosts with shares, sorted by (src, expert, host)."""
     experts, ranks = rows_ER.shape
     ptr = hosts.ptr_E
     desk = desk_of(hosts, ranks)
     room = np.int64(0)
     for e in range(experts):
         room += 4 * (ranks + ptr[e + 1] - ptr[e])
-    runs = np.empty((4, room), np.int64)
+    found = np.empty((4, room), np.int64)
+    cell = np.zeros(ranks * len(desk.left_K), np.int64)
+    ptr_R = np.zeros(ranks + 1, np.int64)
     at = np.int64(0)
     for e in range(experts):
         first, last = ptr[e], ptr[e + 1]
-        n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
-        for p in range(n):
-            runs[0, at], runs[1, at] = desk.pieces[0, p], e
-            runs[2, at], runs[3, at] = desk.pieces[1, p], desk.pieces[2, p]
-            at += 1
-    return merged(runs, at, ranks, experts)
+        if last - first == 1:
+            for r in range(ranks):
+                cell[r] = rows_ER[e, r]
+        else:
+            n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
+            tally(first, last, n, hosts, desk, cell)
+        for r in range(ranks):
+            for k in range(last - first):
+                i = r * (last - first) + k
+                if cell[i] > 0:
+                    found[0, at], found[1, at] = r, e
+                    found[2, at], found[3, at] = hosts.host_X[first + k], cell[i]
+                    ptr_R[r + 1] += 1
+                    cell[i] = 0
+                    at += 1
+    pointers(ptr_R)
+    runs = np.empty((4, at), np.int64)
+    by_source(found, at, ptr_R, runs)
+    return runs
 
 
 @kernel
-def merged(runs, n, ranks, experts):
-    """The first n runs, sorted by (src, expert, host), equal ones added up."""
-    order = np.empty(n, np.int64)
-    for i in range(n):
-        order[i] = i
-    order = by_key(runs[2], order, ranks)
-    order = by_key(runs[1], order, experts)
-    order = by_key(runs[0], order, ranks)
-    out = np.empty((4, n), np.int64)
-    last = -1
-    for at in range(n):
-        i = order[at]
-        if (
-            last >= 0
-            and out[0, last] == runs[0, i]
-            and out[1, last] == runs[1, i]
-            and out[2, last] == runs[2, i]
-        ):
-            out[3, last] += runs[3, i]
-            continue
-        last += 1
-        for c in range(4):
-            out[c, last] = runs[c, i]
-    return out[:, : last + 1]
+def run_sums(src, host, rows, ranks):
+    """rows[src, host] of runs."""
+    rows_RR = np.zeros((ranks, ranks), np.int64)
+    for i in range(len(rows)):
+        rows_RR[src[i], host[i]] += rows[i]
+    return rows_RR

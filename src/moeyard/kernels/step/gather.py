@@ -94,12 +94,9 @@ def set_tier(tier, loads, ports, gather):
 
 
 @kernel
-def gather_of(expert_P, host_P, home_E, ports):
-    """The `Gather` of these replicas."""
+def moves_of(hops, ports):
+    """The `Gather` of these hops."""
     gather = nothing()
-    if len(expert_P) == 0:
-        return gather
-    hops = gather_hops(expert_P, host_P, home_E, ports)
     ranks, datacenters = len(ports.node_R), ports.datacenter_R[-1] + 1
     for tier in range(TIERS):
         loads = no_loads(ranks, datacenters)
@@ -121,6 +118,14 @@ def gather_of(expert_P, host_P, home_E, ports):
         if any_hop:
             set_tier(tier, loads, ports, gather)
     return gather
+
+
+@kernel
+def gather_of(expert_P, host_P, home_E, ports):
+    """The `Gather` of these replicas."""
+    if len(expert_P) == 0:
+        return nothing()
+    return moves_of(gather_hops(expert_P, host_P, home_E, ports), ports)
 
 
 @kernel

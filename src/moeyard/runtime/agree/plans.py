@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+
+from moeyard.arrays import BoolArray, IntArray
+from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.lower import lower
 from moeyard.program import Program
 from moeyard.schedule import Schedule
@@ -16,8 +19,7 @@ from moeyard.traffic import Traffic
 CHAINS = 6  # of one exchange, walked side by side
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One send or receive. `runs`: (space, first row, rows); one run needs no packing. `staged`: where else it is packed."""
 
     peer: int
@@ -26,8 +28,7 @@ class Message:
     staged: int  # first row in the staging buffer, or -1
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One own stage."""
 
     number: int  # in the schedule
@@ -38,69 +39,50 @@ class Step:
 
 
 class Steps:
-    """A Program as tuples: what the interpreter walks. Neighbouring runs are joined; the rest is staged."""
+    """A Program as tuples: what the interpreter walks. Neighbouring runs are joined; the rest is staged.
+
+    `chains`: own stages that wait for others, to be walked side by side: a stage follows one that it waits for anyway, so none is held
+    up by another. Where that takes more than CHAINS, the rest join the chain of their network, still in stage order.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.staged_rows = 0
-        ptr, after = program.after_ptr.tolist(), program.after.tolist()
-        numbers, outs = program.stage_S.tolist(), program.scale_out_S.tolist()
-        of_message = program.message_ptr.tolist()
-        send = program.send.tolist()
-        messages = self._messages(program)
+        joined = join_runs(
+            program.run_ptr, program.run_space, program.run_offset, program.run_rows, program.rows
+        )
+        self.staged_rows = int(joined.staged)
+        runs = list(zip(*joined.runs.tolist(), strict=True))
+        of_message = [tuple(runs[a:b]) for a, b in pairwise(joined.ptr_M.tolist())]
+        staged = joined.staged_M.tolist()
+        messages = list(map(Message, program.peer.tolist(), program.rows.tolist(), of_message, staged))
+        first = program.message_ptr
+        sent = np.concatenate([[0], np.cumsum(program.send)])[
+            first
+        ]  # a stage's sends come before its receives
+        middle = first[:-1] + np.diff(sent)
+        bounds = list(zip(first[:-1].tolist(), middle.tolist(), first[1:].tolist(), strict=True))
+        after = program.after.tolist()
         self.steps = tuple(
-            Step(
-                number=numbers[s],
-                scale_out=outs[s],
-                after=tuple(after[ptr[s] : ptr[s + 1]]),
-                sends=tuple(messages[m] for m in range(of_message[s], of_message[s + 1]) if send[m]),
-                receives=tuple(messages[m] for m in range(of_message[s], of_message[s + 1]) if not send[m]),
-            )
-            for s in range(len(numbers))
-        )
-        self.chains = chains(self.steps)
-
-    def _messages(self, program: Program) -> list[Message]:
-        peers, rows, run_ptr = program.peer.tolist(), program.rows.tolist(), program.run_ptr.tolist()
-        run_list = list(
-            zip(
-                program.run_space.tolist(),
-                program.run_offset.tolist(),
-                program.run_rows.tolist(),
-                strict=True,
+            map(
+                Step,
+                program.stage_S.tolist(),
+                program.scale_out_S.tolist(),
+                [tuple(after[a:b]) for a, b in pairwise(program.after_ptr.tolist())],
+                [tuple(messages[a:m]) for a, m, _ in bounds],
+                [tuple(messages[m:b]) for _, m, b in bounds],
             )
         )
-        messages = []
-        for m, peer in enumerate(peers):
-            runs: list[tuple[int, int, int]] = []
-            for space, offset, count in run_list[run_ptr[m] : run_ptr[m + 1]]:
-                if runs and runs[-1][0] == space and runs[-1][1] + runs[-1][2] == offset:
-                    runs[-1] = (space, runs[-1][1], runs[-1][2] + count)
-                else:
-                    runs.append((space, offset, count))
-            staged = -1
-            if len(runs) > 1:
-                staged = self.staged_rows
-                self.staged_rows += rows[m]
-            messages.append(Message(peer, rows[m], tuple(runs), staged))
-        return messages
+        self.chains = chains(program.after_ptr, program.after, program.scale_out_S)
 
 
-def chains(steps: Sequence[Step]) -> list[list[int]]:
-    """Own stages that wait for others, as chains to be walked side by side: a stage follows one that it waits for anyway, so none
-    is held up by another. Where that takes more than CHAINS, the rest join the chain of their network, still in stage order."""
+def chains(after_ptr: IntArray, after: IntArray, scale_out_S: BoolArray) -> list[list[int]]:
+    """Own stages by chain, ascending; those that wait for nothing are in none."""
     found: list[list[int]] = []
-    for s, step in enumerate(steps):
-        if not step.after:
-            continue
-        fit = [chain for chain in found if chain[-1] in step.after]
-        if fit or len(found) == CHAINS:
-            alike = [
-                (steps[chain[-1]].scale_out == step.scale_out, chain[-1], chain) for chain in fit or found
-            ]
-            max(alike)[2].append(s)
-        else:
-            found.append([s])
+    for s, chain in enumerate(chain_stages(after_ptr, after, scale_out_S, CHAINS).tolist()):
+        if chain == len(found):
+            found.append([])
+        if chain >= 0:
+            found[chain].append(s)
     return found
 
 
@@ -150,8 +132,7 @@ class PlanCache:
 
     @staticmethod
     def key(traffic: Traffic, also: int) -> bytes:
-        sizes = traffic.row_bytes.to_bytes(8, "big") + also.to_bytes(8, "big")
-        return hashlib.blake2b(traffic.rows.tobytes() + sizes, digest_size=16).digest()
+        return traffic.fingerprint + also.to_bytes(8, "big")
 
     def get(self, key: bytes) -> Plan | None:
         plan = self._plans.get(key)
