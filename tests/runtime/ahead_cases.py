@@ -92,6 +92,8 @@ def everything(rank, world, steps):
         found["asked"] = asked(yard, rank)
         found["order"] = order(yard, rank)
         found["evaluated"] = evaluated(yard, rank)
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
+        found["as data"] = as_data(yard, rank)
     found["odd"] = odd(rank, world)
     return found
 
@@ -226,6 +228,24 @@ def order(yard, rank):
             spans["between backward"][0] - 0.1 < a and b < spans["between backward"][1] for a, b in reduces
         ),
     }
+
+
+def as_data(yard, rank):
+    """The next step of two layers, by digest, and how many tiers its gathers have."""
+    found = [yr.next_step(yard)]
+    first, second = two_layers(yard)
+    for _ in range(2):
+        second(first(rows(rank)))
+    plan = yr.next_step(yard)
+    begun = yard.workspace.held
+    used = [held.copies.layer.hops_H4.tolist() for held in begun.values()]
+    planned = [layer.hops_H4.tolist() for layer in plan.layers[-2:]]
+    found.append((plan.digest, len(plan.layers), plan.resident, str(plan).splitlines()[0]))
+    return (
+        found,
+        used == planned,
+        my.plan_step(yard.cluster, [layer.placement for layer in plan.layers]).digest == plan.digest,
+    )
 
 
 def evaluated(yard, rank):

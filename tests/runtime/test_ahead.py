@@ -69,3 +69,13 @@ def test_a_rank_that_plans_otherwise_is_named(found):
         kind, ranks, text = rank["odd"]
         assert (kind, ranks) == ("Mismatch", [2]), text
         assert "history" in text
+
+
+def test_the_next_step_is_data_that_all_ranks_share(found):
+    for rank in found:
+        (before, after), same, again = rank["as data"]
+        assert before is None
+        assert after == found[0]["as data"][0][1]
+        assert after[1:3] == (2, True)
+        assert same, "what was gathered is not what the plan says"
+        assert again

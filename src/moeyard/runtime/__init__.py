@@ -12,7 +12,7 @@ from moeyard.runtime.faults.errors import ExchangeError, Mismatch, RailLost, Ran
 from moeyard.runtime.hf.initial import initialise, materialize
 from moeyard.runtime.hf.parallelize import parallelize
 from moeyard.runtime.hf.router_loss import router_loss
-from moeyard.runtime.layers.ahead import begin_forward
+from moeyard.runtime.layers.ahead import begin_forward, next_step
 from moeyard.runtime.layers.autograd import all_to_all_single, exchange_plan
 from moeyard.runtime.layers.dispatch import Route, combine, dispatch
 from moeyard.runtime.layers.experts import (
@@ -90,6 +90,7 @@ __all__ = [
     "measure",
     "measure_links",
     "move_experts",
+    "next_step",
     "parallelize",
     "read_tensors",
     "record",

@@ -70,6 +70,10 @@ class Forecasts:
         """The site that comes next, as the last time."""
         return self._after.get(site)
 
+    def sites(self) -> list[int]:
+        """Of all calls so far, in the order of a forward."""
+        return sorted(self._sites)
+
     def first(self) -> int | None:
         """The site that comes after the last call, if it is an earlier one: where a forward pass begins."""
         found = None if self._last is None else self._after.get(self._last)

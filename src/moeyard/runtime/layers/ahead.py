@@ -34,6 +34,7 @@ from moeyard.runtime.layers.copies import Copies, all_plans
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
 from moeyard.runtime.roles import Hosts
+from moeyard.stepplan import StepPlan
 
 _steps = [0]  # of any optimizer in this process
 
@@ -192,6 +193,16 @@ def begin_forward(yard: Hosts) -> None:
     coming = None if first is None else yard.forecasts.coming(first)
     if first is not None and coming is not None:
         begin(yard, first, coming)
+
+
+def next_step(yard: Hosts) -> StepPlan | None:
+    """The step that the yard will run next, as data: what `simulate_step` takes. None before every layer was called once, or where
+    nothing is planned ahead."""
+    found = [yard.forecasts.coming(site) for site in yard.forecasts.sites()]
+    layers = [one.gather.copies.layer for one in found if one is not None]
+    if not layers or len(layers) < len(found):
+        return None
+    return StepPlan(yard.cluster, layers, overlap=True, ahead=1, resident=yard.options.resident)
 
 
 def recomputing() -> bool:

@@ -1,7 +1,7 @@
 """Which experts go where: the way of replicas as a tree, each tier of it an exchange of rows that are parts of experts.
 
 An expert crosses to a datacenter once, to a node once, and is handed on inside; gradients come back the same way, added up where
-ways meet. The same hops that the planners and the simulated step count (`kernels/step/gather`).
+ways meet. It is the layer's part of a StepPlan, which the simulated step reads as well.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import IntArray, writable
+from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
-from moeyard.cost import ports_of, replica_pairs
-from moeyard.kernels.step.gather import gather_hops
 from moeyard.placement import Placement
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
+from moeyard.stepplan import TIERS, LayerPlan
+from moeyard.steps import layer_plan
 from moeyard.traffic import Traffic
 
 PARTS = 64  # rows that an expert is cut into, at most: a row rides one rail, an expert may ride all
 WAVES = 8  # exchanges that a tier is cut into, at most, where rows may come between
 WAVE_SECONDS = 0.02  # of the busiest rank, for each
-NAMES = ("scale-up", "scale-out", "wan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class Tier:
 class Copies:
     """How the replicas of a placement get their experts, as this rank sees it."""
 
-    placement: Placement
+    layer: LayerPlan
     own: IntArray  # at home here
     hosted: IntArray
     kept: IntArray  # places of the own among the hosted
@@ -50,30 +49,30 @@ class Copies:
     tiers: tuple[Tier, ...]  # outermost first
     digest: int
 
+    @property
+    def placement(self) -> Placement:
+        return self.layer.placement
+
     @classmethod
     def of(cls, cluster: Cluster, placement: Placement, rank: int) -> Copies:
-        home = placement.home_E
+        home, layer = placement.home_E, layer_plan(cluster, placement)
         own, hosted = np.flatnonzero(home == rank), np.flatnonzero(placement.hosts_ER[:, rank])
-        expert_P, host_P = replica_pairs(placement)
-        hops = gather_hops(expert_P, host_P, writable(home), ports_of(cluster))
-        size = cluster.num_ranks
         tiers = []
         for tier in (2, 1, 0):
-            _, src, dst, expert = hops[hops[:, 0] == tier].T
+            _, src, dst, expert = layer.hops_H4[layer.hops_H4[:, 0] == tier].T
             if len(src) == 0:
                 continue
-            experts = np.bincount(src * size + dst, minlength=size * size).reshape(size, size)
             tiers.append(
                 Tier(
-                    NAMES[tier],
-                    experts,
+                    TIERS[tier],
+                    layer.copies_RR(tier),
                     _places(hosted, src == rank, dst, expert),
                     _places(hosted, dst == rank, src, expert),
                 )
             )
         kept = np.searchsorted(hosted, own)
         summed = np.unique(np.concatenate([kept, *(tier.leave for tier in tiers)]))
-        return cls(placement, own, hosted, kept, summed, tuple(tiers), small_digest(home, placement.hosts_ER))
+        return cls(layer, own, hosted, kept, summed, tuple(tiers), small_digest(home, placement.hosts_ER))
 
     def cut(self, width: int, itemsize: int, cluster: Cluster, waves: bool) -> Cut:
         """How `width` elements of an expert travel."""
