@@ -94,7 +94,7 @@ def make_replays(folder: Path) -> list[Path]:
     figures = {name: np.linspace(1, 2, 3) for name in FIGURES}
     found = Replay(
         {"network": "estimate"}, {"trace": "x"}, (0, 1, 5), np.ones(3), np.array([np.nan, 0.1, 0.2]),
-        (Way("static", "direct", figures), Way("auto", "auto", figures)),
+        (Way("static", "direct", figures), Way("auto", "auto", figures)), {"static": np.ones((3, 4))},
     )  # fmt: skip
     save_replay(found, folder)
     return [folder / "replay.json"]

@@ -53,6 +53,9 @@ def same(a, b):
     assert (a.steps, a.asked) == (b.steps, b.asked)
     assert np.array_equal(a.bound_s, b.bound_s)
     assert np.array_equal(a.error, b.error, equal_nan=True)
+    assert {key: rows.tolist() for key, rows in a.rows.items()} == {
+        key: rows.tolist() for key, rows in b.rows.items()
+    }
     for one, other in zip(a.ways, b.ways, strict=True):
         assert one.name == other.name
         for name in one.figures:
@@ -94,6 +97,8 @@ def test_every_record_is_what_planning_it_by_hand_gives(found, method):
             assert way.figures["step_s"][record] == pytest.approx(expected, rel=1e-12), (way.name, record)
     floor = sum(step_floor(CLUSTER, STAND_IN, TRACE.demand(4, layer)) for layer in range(2))
     assert found.bound_s[4] == pytest.approx(floor)
+    computed = np.mean([TRACE.counts[4, layer].sum() for layer in range(2)])
+    assert found.rows["quota"][4].sum() == pytest.approx(computed)
     assert np.isnan(found.error[0]) == (method != "oracle")
 
 

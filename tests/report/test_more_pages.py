@@ -31,9 +31,10 @@ def a_replay(folder, scale=1.0, forecast="ahead"):
         Way(planner, "auto", {name: scale * factor * np.linspace(1, 2, 5) for name in FIGURES})
         for planner, factor in (("static", 2.0), ("quota", 1.0))
     )
+    rows = {"static": np.arange(20.0).reshape(5, 4), "quota": np.ones((5, 4))}
     asked = {"forecast": forecast, "network": "estimate", "overlap": True, "slots": 1}
     found = Replay(
-        asked, {"trace": "x"}, steps, np.full(5, 0.5), np.array([np.nan, 0.1, 0.2, 0.1, 0.1]), ways
+        asked, {"trace": "x"}, steps, np.full(5, 0.5), np.array([np.nan, 0.1, 0.2, 0.1, 0.1]), ways, rows
     )
     folder.mkdir()
     save_replay(found, folder)

@@ -41,6 +41,7 @@ def replay_data(found: Replay) -> dict[str, Any]:
             }
             for way in found.ways
         ],
+        "rows": {planner: rows.round(1).tolist() for planner, rows in found.rows.items()},
         "provenance": data_of(found.provenance()),
     }
 
@@ -84,7 +85,8 @@ def load_replay(source: PathLike) -> Replay:
             raise ValueError("no record and no way")
         if not (bound_s > 0).all():
             raise ValueError("bound_s must be positive")
-        return Replay(dict(data["asked"]), conditions, steps, bound_s, wrong, ways)
+        rows = {str(planner): _matrix(one, len(steps)) for planner, one in data["rows"].items()}
+        return Replay(dict(data["asked"]), conditions, steps, bound_s, wrong, ways, rows)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidFile(
             f"{path}: a figure is missing or of another kind: {error!r}; replay it anew"
@@ -97,6 +99,13 @@ def _row(values: Any, size: int) -> Any:
     return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
 
 
+def _matrix(values: Any, size: int) -> Any:
+    found = np.array(values, dtype=np.float64)
+    if found.ndim != 2 or len(found) != size or not found.size or not np.isfinite(found).all():
+        raise ValueError(f"rows of {size} records, got {short(values)}")
+    return found
+
+
 def save_progress(job: Job, state: Progress, folder: PathLike) -> None:
     """Write replay.npz: what is done, what was asked for, and where to go on."""
     keys = sorted(state.previous)
@@ -106,6 +115,7 @@ def save_progress(job: Job, state: Progress, folder: PathLike) -> None:
         "bound_s": np.array(state.bound_s),
         "error": np.array(state.error),
         "figures": np.array([state.figures[key] for key in _figure_keys(job)]),
+        "rows": np.array([state.rows[p] for p in range(len(job.planners))]),
         "home": np.array([state.previous[key].home_E for key in keys]),
         "hosts": np.packbits(np.array([state.previous[key].hosts_ER for key in keys]), axis=-1),
     }
@@ -144,6 +154,7 @@ def _progress(path: Path, job: Job, arrays: dict[str, Any]) -> Progress:
         "bound_s": (done,),
         "error": (done,),
         "figures": (len(names), done),
+        "rows": (len(job.planners), done, ranks),
         "home": (len(keys), experts),
         "hosts": (len(keys), experts, -(-ranks // 8)),
     }
@@ -160,11 +171,12 @@ def _progress(path: Path, job: Job, arrays: dict[str, Any]) -> Progress:
         }
     figures = {name: arrays["figures"][i].astype(float).tolist() for i, name in enumerate(names)}
     return Progress(
-        done,
-        arrays["bound_s"].astype(float).tolist(),
-        arrays["error"].astype(float).tolist(),
-        figures,
-        previous,
+        done=done,
+        bound_s=arrays["bound_s"].astype(float).tolist(),
+        error=arrays["error"].astype(float).tolist(),
+        figures=figures,
+        rows={p: rows.astype(float).tolist() for p, rows in enumerate(arrays["rows"])},
+        previous=previous,
     )
 
 

@@ -47,6 +47,7 @@ class Replay:
     bound_s: FloatArray
     error: FloatArray
     ways: tuple[Way, ...]
+    rows: Mapping[str, FloatArray]  # planner -> rows computed [record, rank], mean over layers
 
     @property
     def first(self) -> int:

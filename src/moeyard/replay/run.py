@@ -37,6 +37,9 @@ class Progress:
     figures: dict[tuple[int, int, str], list[float]] = field(
         default_factory=dict
     )  # planner, scheduler, figure
+    rows: dict[int, list[list[float]]] = field(
+        default_factory=dict
+    )  # planner -> rows computed [record][rank]
     previous: dict[tuple[int, int], Placement] = field(default_factory=dict)  # planner, layer
 
 
@@ -119,6 +122,7 @@ def _block(job: Job, state: Progress, last: int, parallel: Parallel) -> None:
         state.error.append(float(np.mean([moments[0, layer][i].error for layer in layers])))
         for p in range(len(job.planners)):
             own = [moments[p, layer][i] for layer in layers]
+            state.rows.setdefault(p, []).append(np.mean([one.rows_R for one in own], axis=0).tolist())
             for s in range(len(job.schedulers)):
                 for name, value in _step(job, own, s).items():
                     state.figures.setdefault((p, s, name), []).append(value)
@@ -170,8 +174,11 @@ def result_of(job: Job, state: Progress, conditions: dict[str, str]) -> Replay:
         for s, scheduler in enumerate(job.schedulers)
     )
     steps: Any = job.trace.steps[: state.done].tolist()
-    return Replay(job.asked(), conditions, tuple(steps), _array(state.bound_s), _array(state.error), ways)
+    rows = {planner: _array(state.rows[p]) for p, planner in enumerate(job.planners)}
+    return Replay(
+        job.asked(), conditions, tuple(steps), _array(state.bound_s), _array(state.error), ways, rows
+    )
 
 
-def _array(values: list[float]) -> FloatArray:
+def _array(values: list[Any]) -> FloatArray:
     return np.array(values, dtype=np.float64)

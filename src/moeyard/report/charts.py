@@ -66,6 +66,32 @@ def busy_heat(busy: Mapping[str, FloatArray], live: FloatArray) -> go.Figure:
     return styled(figure, 120 + 26 * max(4, min(len(side), 40)), legend=False)
 
 
+def rank_heat(steps: Sequence[int], rows: Mapping[str, FloatArray]) -> go.Figure:
+    """name -> rows [record, rank] over the record's mean, one map below the other on one scale."""
+    shares = {}
+    for name, one in rows.items():
+        mean = one.mean(axis=1, keepdims=True)
+        shares[name] = np.divide(one, mean, out=np.zeros_like(one), where=mean > 0)
+    most = max(2.0, *(float(one.max()) for one in shares.values()))
+    figure = make_subplots(
+        rows=len(rows),
+        cols=1,
+        subplot_titles=list(rows),
+        shared_xaxes=True,
+        vertical_spacing=0.25 / max(2, len(rows)),
+    )
+    for i, (name, share) in enumerate(shares.items(), 1):
+        figure.add_heatmap(
+            z=share.T, x=[str(step) for step in steps], zmin=0, zmax=most, colorscale=_HEAT, showscale=i == 1,
+            colorbar={"title": "x mean", "thickness": 12},
+            hovertemplate=name + ", step %{x}, rank %{y}: %{z:.2f} x the mean<extra></extra>", row=i, col=1,
+        )  # fmt: skip
+        figure.update_yaxes(title="rank", autorange="reversed", row=i, col=1)
+    figure.update_xaxes(type="category")
+    figure.update_xaxes(title="step", row=len(rows), col=1)
+    return styled(figure, 90 + 190 * len(rows), legend=False)
+
+
 def link_loads(busy: Mapping[str, FloatArray], makespan: float) -> go.Figure:
     """Seconds that each nic is busy, sorted, out and in."""
     figure = go.Figure()

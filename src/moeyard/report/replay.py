@@ -21,7 +21,7 @@ def replay_page(found: Replay) -> Page:
     """The comparison first, then how it went record by record."""
     best = min(found.ways, key=lambda way: found.summary(way)["step_s"])
     sections = [_comparison(found, best), _over_records(found), _parts(found)]
-    sections += _curves(found)
+    sections += [_heat(found), *_curves(found)]
     first = found.ways[0]
     saved = 1 - found.summary(best)["step_s"] / found.summary(first)["step_s"]
     return Page(
@@ -93,6 +93,13 @@ def _parts(found: Replay) -> Section:
     figure = figures.grouped_bars([way.name for way in found.ways], series, "seconds", height=360)
     note = "Parts hide behind one another, so they need not add up to the step."
     return Section("What a step is made of", {found.provenance()["exchange_s"]: ""}, note, figure=figure)
+
+
+def _heat(found: Replay) -> Section:
+    """Rows that each rank computes, record by record, one map a planner."""
+    note = "Rows that each rank computes, over the mean of its record; the mean over layers. Even is one colour all over."
+    figure = charts.rank_heat(found.steps, found.rows)
+    return Section("Rows per rank", {found.provenance()["balancedness"]: ""}, note, figure=figure)
 
 
 def _curves(found: Replay) -> list[Section]:
