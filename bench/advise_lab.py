@@ -61,10 +61,11 @@ def modelled(forward: float, backward: float) -> tuple[float, float]:
 def main() -> None:
     plain, ours, forward, backward = measured()
     today, together = modelled(forward, backward)
-    off = (today - together) / (plain - ours) - 1
+    seconds = (today - together) / (plain - ours) - 1
+    share = (1 - together / today) / (1 - ours / plain) - 1
     text = (
         f"Measured {plain:.2f} s -> {ours:.2f} s an iteration, {plain - ours:.2f} s saved ({1 - ours / plain:.0%}); modelled {today:.2f} s -> "
-        f"{together:.2f} s, {today - together:.2f} s saved ({1 - together / today:.0%}). The seconds saved are {off:+.0%} off."
+        f"{together:.2f} s, {today - together:.2f} s saved ({1 - together / today:.0%}). The seconds saved are {seconds:+.0%} off, the share of the step {share:+.0%}."
     )
     print(text)
     if "--write" in sys.argv:

@@ -23,7 +23,7 @@ from moeyard.trace import Trace
 
 RECORDS, LAYERS = 6, 4  # of a trace that are looked at: the last ones; layers evenly spaced
 SLOTS = (1, 2, 4)  # replica slots per rank that are tried
-WORTH = 0.1  # share of the step below which it is not worth the trouble, nor more than a model can promise
+WORTH = 0.15  # share of a step; a choice, not a finding: docs/replay.md says what speaks for it
 NEARLY = 0.02  # share of a step that fewer slots may cost
 SMALLER = (1 / 4, 1 / 16, 1 / 64)  # of the tokens: where does it stop paying?
 

@@ -152,7 +152,7 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
         out.print("the routing is balanced: schedules and replicas have little to gain here")
     if not advice.worth:
         out.print(
-            f"little to gain: at most {max(0.0, advice.saving(both)):.0%} of a step, less than {WORTH:.0%}. Stay with what you have.",
+            f"little to gain: at most {max(0.0, advice.saving(both)):.0%} of a step; below {WORTH:.0%} a model promises nothing. Stay with what you have.",
             style="bold",
         )
     else:
