@@ -122,6 +122,13 @@ ONCE_REAL = [  # the first version had these
         f"{_ORDER}::test_unplanned_rows_travel_on_a_group_of_the_yards_own",
     ),
     Mutant(
+        "who went astray is not looked for",
+        "runtime/faults/verdict.py",
+        "    if strayed := _strayed(found):\n",
+        "    if strayed := []:\n",
+        f"{_WATCH}::test_who_went_astray_is_to_blame_wherever_it_is_now",
+    ),
+    Mutant(
         "checkpoints are pruned by step",
         "runtime/state/folders.py",
         "(_saved(one), int(match[1]), int(match[2] or 1), one)",

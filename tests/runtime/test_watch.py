@@ -60,6 +60,33 @@ def test_who_is_to_blame(found, missing, gone, late):
     assert error.ranks == tuple(gone or late)
 
 
+def went(started, *recent, family=0):
+    return at(started, recent[-1], family=family) | {"recent": list(recent)}
+
+
+@pytest.mark.parametrize(
+    ("found", "late"),
+    [
+        # Rank 0 failed in the third call, caught that and began anew: as far as rank 2, who waits for it.
+        ({0: went(4, "a", "b", "a"), 1: went(5, "a", "b", "b", "c"), 2: went(4, "a", "b", "b")}, [0]),
+        # Or beyond all others.
+        ({0: went(9, "c", "d", "d", "d"), 1: went(7, "b", "c", "a"), 2: went(7, "b", "c", "a")}, [0]),
+        ({0: went(4, "a", "b", "a"), 1: went(4, "a", "b", "b")}, [0, 1]),  # of two, nobody can tell
+        ({0: went(4, "a", "b"), 1: went(3, "a"), 2: went(4, "a", "b")}, [1]),  # late, not astray
+        (
+            {0: went(4, "a", "b"), 1: went(40, "c", "d", family=2), 2: went(4, "a", "b")},
+            [],
+        ),  # groups call differently
+        (
+            {0: went(40, *"x" * 31, "a"), 1: went(8, *"ab"), 2: went(8, *"ab")},
+            [1, 2],
+        ),  # too long ago: who is behind
+    ],
+)
+def test_who_went_astray_is_to_blame_wherever_it_is_now(found, late):
+    assert judge(found, [], 0, "silence").late == late
+
+
 def test_a_lost_rail_blames_no_rank_unless_one_stays_away():
     waiting = {0: at(7, "plan"), 1: at(7, "loss"), 2: at(8, "plan")}
     assert type(error_of(judge(waiting, [], 0, ""), 0, at(7), "", "silence", railed=True)) is RailLost

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,7 +38,8 @@ def longest_wait(timeout: float) -> float:
 @dataclass
 class Whereabouts:
     """How far a rank has come: calls started, those of them in which all ranks meet, those that compared frames, the tags given to
-    exchanges, and what it is doing since when. A roll call is told this. family: whose calls are the same as ours."""
+    exchanges, what it is doing since when, and the calls it started last. A roll call is told this. family: whose calls are the
+    same as ours."""
 
     family: int = 0
     started: int = 0
@@ -47,9 +49,13 @@ class Whereabouts:
     behind: int = 0  # exchanges behind the training, of this rank; no part of a roll call
     state: str = IDLE
     since: float = field(default_factory=time.monotonic)
+    recent: deque[str] = field(
+        default_factory=lambda: deque(maxlen=32)
+    )  # the last of them is number `started`
 
     def enter(self, state: str) -> None:
         self.started += 1
+        self.recent.append(state)
         self.go(state)
 
     def go(self, state: str = IDLE) -> None:
@@ -59,7 +65,7 @@ class Whereabouts:
         seconds = round(time.monotonic() - self.since, 2)
         return {
             "family": self.family, "started": self.started, "met": self.met, "call": self.call, "tag": self.tag,
-            "state": self.state, "seconds": seconds,
+            "state": self.state, "seconds": seconds, "recent": list(self.recent),
         }  # fmt: skip
 
 

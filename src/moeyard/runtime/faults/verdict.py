@@ -35,8 +35,8 @@ class Verdict(NamedTuple):
 def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: str) -> Verdict:
     """found: where each live rank is. missing: who did not answer; then nobody else is to blame.
 
-    All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones, so
-    who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
+    All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones. Who
+    has started another than most is to blame, wherever it is now; else who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
     another call than most; else who came last to the call in which all are now. Nobody, if all have waited alike.
     """
     gone = sorted(missing)
@@ -45,12 +45,32 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
 
 
 def _late(found: Mapping[int, Where]) -> list[int]:
+    if strayed := _strayed(found):
+        return strayed
     behind = _fewest(found, "met")
     families: dict[Any, dict[int, Where]] = {}
     for rank in behind:
         families.setdefault(found[rank].get("family"), {})[rank] = found[rank]
     late = [rank for family in families.values() for rank in _late_in_family(family, len(found))]
     return sorted(late) if late or len(behind) == len(found) else behind
+
+
+def _strayed(found: Mapping[int, Where]) -> list[int]:
+    """Who made another call than most of its family, the first time that any did. A rank that failed, caught its own error and went on
+    with something else may have caught up with those who wait for it."""
+    strayed: list[int] = []
+    for family in {where.get("family") for where in found.values()}:
+        members = [rank for rank in found if found[rank].get("family") == family]
+        recent = {rank: found[rank].get("recent", ()) for rank in members}
+        first = {rank: int(found[rank].get("started", 0)) - len(recent[rank]) + 1 for rank in members}
+        for number in range(max(first.values()), max(first[rank] + len(recent[rank]) for rank in members)):
+            there = [rank for rank in members if number - first[rank] < len(recent[rank])]
+            calls = {rank: recent[rank][number - first[rank]] for rank in there}
+            if len(set(calls.values())) > 1:
+                (common, count), (_, next_count) = Counter(calls.values()).most_common(2)
+                strayed += [rank for rank in there if calls[rank] != common and count > next_count]
+                break
+    return sorted(strayed)
 
 
 def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
