@@ -16,8 +16,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "rows are added up in floats",
         "assignment.py",
-        "np.add.at(rows_RR, (self.src, self.host), self.rows)",
-        "np.add.at(sums := rows_RR.astype(float), (self.src, self.host), self.rows); rows_RR = sums.astype(np.int64)",
+        "return frozen(run_sums(*runs, self.num_ranks))",
+        "return frozen(run_sums(*runs, self.num_ranks).astype(float).astype(np.int64))",
         f"{_ASSIGN}::test_counts_beyond_floats_stay_exact",
     ),
     Mutant(
@@ -107,8 +107,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "a planner reaches a scheduler by way of another module",
         "cost.py",
-        "from functools import lru_cache\n",
-        "from functools import lru_cache\n\n\ndef late():\n    import moeyard.schedulers\n",
+        "from dataclasses import dataclass\n",
+        "from dataclasses import dataclass\n\n\ndef late():\n    import moeyard.schedulers\n",
         f"{_LAYERS}::test_families_do_not_reach_each_other",
     ),
     Mutant(
