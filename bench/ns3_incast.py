@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import moeyard as my
-from moeyard.sim.fit import fit_contention
+from moeyard.fit import fit_contention
 
 HERE = Path(__file__).parent
 SENDERS = (3, 4, 6, 8, 11, 15, 20, 26, 32, 40, 50, 64)

@@ -43,6 +43,7 @@ LAYERS = {
         "estimate",
         "execute",
         "fold",
+        "fit",
         "forecast",
         "formats",
         "lower",

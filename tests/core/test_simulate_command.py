@@ -8,8 +8,8 @@ import pytest
 
 import moeyard as my
 from moeyard.cli import main
+from moeyard.fit import fit_contention
 from moeyard.formats import save_cluster
-from moeyard.sim.fit import fit_contention
 from moeyard.sim.flow import tolerance_for
 from moeyard.sim.sweep import Point, sweep
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from moeyard.cluster import Cluster, Contention, Port
+from moeyard.fit import fit_contention
 from moeyard.lab.launch import Net, run
 from moeyard.lab.spec import LabSpec
-from moeyard.sim.fit import fit_contention
 
 
 def calibrate(

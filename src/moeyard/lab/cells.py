@@ -18,6 +18,7 @@ from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.observe.measure import remeasure
 from moeyard.runtime.observe.network import network_of
 from moeyard.runtime.transport.groups import own_rail_group
+from moeyard.runtime.transport.links import many_at_once
 from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
@@ -169,33 +170,11 @@ def _flows(yard: Yard, size: int, repeat: int, line: tuple[float, float]) -> lis
     found = []
     for flows in sorted({f for f in (1, 2, 3, 4, 6, 9, 12, 16) if f <= others * per}):
         part = max(1 << 15, size // flows)
-        act = _many(yard, flows, torch.zeros(flows, part, dtype=torch.uint8))
+        rows = torch.zeros(flows, part, dtype=torch.uint8)
+        act = many_at_once(yard.rank, yard.channels, cluster, rows)
         seconds = float(np.median([timed(yard, act) for _ in range(repeat + 1)][1:])) - latency
         found.append((flows * sharing, max(1e-9, seconds) * rate / (flows * part * sharing)))
     return found
-
-
-def _many(yard: Yard, flows: int, out: torch.Tensor) -> Callable[[], None]:
-    """Message s goes 1 + s % (nodes - 1) nodes on and s // (nodes - 1) ranks along, on the sender's rail."""
-    cluster, per, me = yard.cluster, yard.cluster.ranks_per_node, yard.rank
-    into = torch.empty_like(out)
-
-    def partner(s: int, way: int) -> int:
-        turn, along = s % (cluster.nodes - 1) + 1, s // (cluster.nodes - 1)
-        return (me // per + way * turn) % cluster.nodes * per + (me % per + way * along) % per
-
-    receives = [(s, partner(s, -1)) for s in range(flows)]
-    sends = [(s, partner(s, 1)) for s in range(flows)]
-    ins = [(s, yard.channels.port_on(o, me, o, cluster.nic(o)[1])) for s, o in receives]
-    outs = [(s, yard.channels.port_on(me, t, t, cluster.nic(me)[1])) for s, t in sends]
-
-    def act() -> None:
-        works = [port.group.recv([into[s]], port.peer, s) for s, port in ins]
-        works += [port.group.send([out[s]], port.peer, s) for s, port in outs]
-        for work in works:
-            work.wait()
-
-    return act
 
 
 def _rails(yard: Yard) -> list[list[float]]:

@@ -6,6 +6,7 @@
     guard        what went wrong, and where ranks are  faults/guard.py
     agreement    counts, order of calls, plans         agree/agreement.py
     transport    what carries the rows                 transport/api.py
+    links        how they were measured, if they were  transport/links.py
     workspace    memory for replicas                   transport/buffers.py
 
 A lost rail takes groups, guard, agreement and transport with it; `recover` makes them anew.
@@ -51,6 +52,7 @@ from moeyard.runtime.transport.collective import Collective
 from moeyard.runtime.transport.detect import lab_place
 from moeyard.runtime.transport.family import choose_transport
 from moeyard.runtime.transport.groups import Groups
+from moeyard.runtime.transport.links import MEASURE, Known, Probe, know_links
 from moeyard.runtime.transport.world import Wanted, Where, device_of, members_of, see_world
 from moeyard.traffic import Traffic
 
@@ -65,7 +67,8 @@ class Yard:
     the same options; each expert-parallel group then exchanges for itself, and `data_group` joins the ranks that hold
     the same experts.
 
-    planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
+    cluster: a Cluster, a file or a preset; "measure": as the lab or the launcher shows it, with links measured now or found in the
+    cache (see `links`). planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
     transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
@@ -95,6 +98,7 @@ class Yard:
         "generation",
         "groups",
         "guard",
+        "links",
         "options",
         "rank",
         "size",
@@ -132,7 +136,8 @@ class Yard:
         )
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
-        given = load_cluster(cluster) if isinstance(cluster, str) else cluster
+        measured = isinstance(cluster, str) and cluster == MEASURE
+        given = None if measured else load_cluster(cluster) if isinstance(cluster, str) else cluster
         if given is None and place is not None:
             given = place.part(members_of(where)[0])
         self._store = PrefixStore(f"moeyard/{_count}", dist.distributed_c10d._get_default_store())
@@ -148,6 +153,7 @@ class Yard:
         self.workspace = Workspace(resident)
         self._sites = 0
         self._open()
+        self.links: Known | None = self._know_links() if measured else None
 
     def _open(self) -> None:
         """Everything that a lost rail takes with it: at start, and anew after `recover`."""
@@ -169,6 +175,19 @@ class Yard:
             self.guard.keep_vigil(self.groups.abort)
         self.guard.watched("warming groups", lambda: self.groups.warm(self.device, self.guard.note))
         self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
+
+    def _know_links(self) -> Known:
+        deck = self._deck()
+        carries = choose_transport(None, self.world.backend)(deck)
+        probe = Probe(deck, self.control, carries, self.cluster)
+        try:
+            found, known = self.guard.watched(
+                "measuring links", lambda: know_links(probe, self.world.interfaces)
+            )
+        finally:
+            carries.close()
+        self.set_cluster(found)
+        return known
 
     def _deck(self, observer: Observer | None = None, watcher: Watcher | None = None) -> Deck:
         return Deck(self.rank, self.device, self.groups.whole, self.channels, self.guard, observer, watcher)
