@@ -13,8 +13,8 @@ help:  ## this list
 
 test: lint types pytest  ## install, lint, type-check, test
 
-run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard, and compare
-	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --steps 8 --out out/run
+run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard side by side, and compare
+	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --mode plain,direct,all --steps 8 --out out/run
 
 docs: $(STAMP)  ## the documents as a site in out/site; a broken link or a warning is an error
 	$(PIP) -e '.[docs]'

@@ -21,7 +21,7 @@ from pathlib import Path
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
 from moeyard.report import load_run, write_report
-from moeyard.report.run import loss_gap
+from moeyard.report.load import loss_gap
 from moeyard.train import Options
 
 LAB = "lab-4x4"
@@ -94,7 +94,8 @@ def cut(out: Path, steps: int, timeout: float) -> dict:
 def slow(out: Path, steps: int) -> dict:
     """One run in three parts: healthy, slow and planned as healthy, slow and measured. So they share the machine's mood."""
     part = max(3, steps // 3)
-    train(out, "slow", 3 * part, faults=((part, "slow", NODE, RAIL, 0.2),), remeasure_every=2 * part)
+    fault = (part, "slow", NODE, RAIL, 0.2)
+    train(out, "slow", 3 * part, faults=(fault,), remeasure_every=2 * part)
     done, events = lines(out, "slow")
     names = ("healthy", "slow", "measured anew")
     middle = {

@@ -10,29 +10,36 @@ import json
 from pathlib import Path
 
 from bench.document import ROOT, write_figures
-from moeyard.report.run import load_run, loss_gap
+from moeyard.report.attribution import attribution
+from moeyard.report.load import load_run, loss_gap
 
 FAULTS = ROOT / "bench" / "results" / "train_faults.json"
 
 
 def comparison(folder: Path) -> str:
-    """The table of a run in two modes, and what it says."""
-    run = json.loads((folder / "run.json").read_text())
-    found = run["summary"]
+    """The tables of a run, and what they say."""
+    run, data = load_run(folder), json.loads((folder / "run.json").read_text())
+    found = data["summary"]
+    first, last = run.modes[0].name, run.modes[-1].name
     lines = [
-        f"| | iteration | exchange | share | x bound | waiting | balancedness | loss after {found['plain']['steps']} steps |",
-        "|---" * 8 + "|",
+        f"| | iteration | exchange | share | x bound | gather | waiting | balancedness | loss after {found[first]['steps']} steps |",
+        "|---" * 9 + "|",
     ]
-    for mode in ("plain", "moeyard"):
-        one = found[mode]
+    for mode, one in found.items():
         lines.append(
             f"| {mode} | {one['iteration_s']:.2f} s | {one['exchange_s']:.2f} s | {one['exchange_s'] / one['iteration_s']:.0%} "
-            f"| {one['x_bound']:.2f} | {one['wait_s']:.2f} s | {one['balancedness']:.2f} | {one['loss']:.6f} |"
+            f"| {one['x_bound']:.2f} | {one['gather_s']:.2f} s | {one['wait_s']:.2f} s | {one['balancedness']:.2f} | {one['loss']:.6f} |"
         )
-    less = 1 - found["moeyard"]["iteration_s"] / found["plain"]["iteration_s"]
+    ratios = attribution(run)
+    lines += ["", "| adds | mode | over | ratio | 95% | less time |", "|---" * 6 + "|"]
+    lines += [
+        f"| {one.what} | {one.of} | {one.over} | {one.ratio:.2f} x | {one.low:.2f} to {one.high:.2f} | {one.saved:.0%} |"
+        for one in ratios
+    ]
+    whole = next(one for one in ratios if (one.of, one.over) == (last, first))
     verdict = (
-        f"{less:.0%} less time an iteration, and the same loss: the largest difference over all steps was "
-        f"{loss_gap(load_run(folder)):.0e}. {run['conditions']['machine']}; {run['conditions']['accelerator']}."
+        f"{whole.saved:.0%} less time an iteration, and the same loss: the largest difference over all steps was "
+        f"{loss_gap(run):.0e}. {data['conditions']['machine']}; {data['conditions']['accelerator']}."
     )
     return "\n".join([*lines, "", verdict])
 

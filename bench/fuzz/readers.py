@@ -22,7 +22,7 @@ from moeyard.formats import arrays, clusters, models, placements, schedules, ste
 from moeyard.formats.replays import load_replay, save_replay
 from moeyard.formats.traces import find_trace
 from moeyard.replay.result import FIGURES, Replay, Way
-from moeyard.report.run import load_run
+from moeyard.report.load import load_run
 from moeyard.report.write import page_of_run
 
 STORED = Path(__file__).resolve().parent.parent.parent / "tests" / "core" / "written_by_0_1"

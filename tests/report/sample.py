@@ -21,7 +21,7 @@ def origins(mode, network=Network.SHAPED):
     rows = Provenance.modelled(network) if mode == "plain" else crossed
     return data_of(
         dict.fromkeys(("iteration_s", "tokens_per_s", "wait_s", "parts_s", "spans"), paced)
-        | dict.fromkeys(("exchange_s", "x_bound", "events"), crossed)
+        | dict.fromkeys(("exchange_s", "gather_s", "x_bound", "events"), crossed)
         | dict.fromkeys(("loss", "balancedness", "overload", "plan_s"), Provenance.measured())
         | {"rows_per_rail": rows}
     )
@@ -72,6 +72,7 @@ def write_run(folder, steps=12, events=(), network=Network.SHAPED):
                     "balancedness": balance + 0.02 * np.cos(step),
                     "plan_s": 0.02,
                     "exchange_s": exchange,
+                    "gather_s": 0.1 if name == "moeyard" else 0.0,
                     "wait_s": 0.3 * (1 - balance),
                     "x_bound": exchange / 8 / least,
                 }

@@ -57,7 +57,13 @@ def losses(out, mode):
 def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
     asked = ("--steps", "3", "--compute", "200000", "--checkpoint-every", "2")
     whole = train(root, tmp_path / "a", *asked)
-    assert whole["modes"] == ["plain", "moeyard"]
+    assert [one["name"] for one in whole["modes"]] == ["plain", "moeyard"]
+    assert [len(one["seconds"]) for one in whole["modes"]] == [3, 3]
+    assert [(one["what"], one["pairs"]) for one in whole["attribution"]] == [
+        ("engine + schedule + replicas + overlap", 1)
+    ]
+    assert whole["modes"][0]["predicted_s"] is None
+    assert whole["modes"][1]["predicted_s"] > 0
     assert whole["loss_difference"] <= 1e-5
     assert whole["emulated"]
     assert whole["network"] == "loopback"
@@ -89,7 +95,7 @@ def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
     shutil.rmtree(tmp_path / "a" / "moeyard" / "checkpoints" / "step-00000002")
     (tmp_path / "a" / "moeyard" / "done.json").unlink()
     again = train(root, tmp_path / "a", *asked, "--resume")
-    assert again["modes"] == ["plain", "moeyard"]
+    assert [one["name"] for one in again["modes"]] == ["plain", "moeyard"]
     assert again["summary"]["plain"] == whole["summary"]["plain"]
     assert again["summary"]["moeyard"]["steps"] == 3
     after = losses(tmp_path / "a", "moeyard")

@@ -1,4 +1,4 @@
-"""`moeyard train`: a small MoE, trained with plain expert parallelism, with moeyard, or both in turn."""
+"""`moeyard train`: a small MoE, trained with plain expert parallelism and with more and more of moeyard, step by step in turn."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from moeyard.errors import InvalidFile, MoeyardError, suggest
 from moeyard.units import show_seconds
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from moeyard.report.load import Run
     from moeyard.train.options import Options
 
 
@@ -51,7 +54,7 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
             value = [f"{field}={json_.dumps(one)}" for field, one in value.items()]
         if name == "set" and not isinstance(value, list):
             raise InvalidFile(f"{path}: set must be a table of config fields, got {value!r}")
-        found[known[name]] = value
+        found[known[name]] = [value] if name == "mode" and isinstance(value, str) else value
     context.default_map = {**(context.default_map or {}), **found}
     return path
 
@@ -62,9 +65,11 @@ def run(
         str | None,
         typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[str, typer.Option(help="plain, moeyard, direct (planned on the destination's rail), or both: plain, then moeyard; or several with commas.")] = "both",
+    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, sync, all; both (the default): plain and moeyard, which is all; all-of-them. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
+    turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
+    links: Annotated[str, typer.Option(help="measure: plan for links measured at start (kept for a day in the cache); nominal: for the lab's file or the launcher's.")] = "measure",
     batch: Annotated[int, typer.Option(help="Sequences per rank.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens (bytes of text) of a sequence.")] = 128,
     family: Annotated[str, typer.Option(help="A Hugging Face model type: mixtral, qwen3_moe, olmoe, ...")] = "mixtral",
@@ -80,6 +85,7 @@ def run(
     checkpoint_every: Annotated[int, typer.Option(help="Steps; 0: only when interrupted.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoints in --out.")] = False,
     remeasure_every: Annotated[int, typer.Option(help="Measure the rails anew every so many steps; 0: never.")] = 0,
+    refine: Annotated[bool, typer.Option("--refine", help="Plan for nics as the exchanges of the steps show them.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 120.0,
     network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
     live: Annotated[bool, typer.Option("--live", help="Also serve a page on this machine that follows the run; its address is printed first.")] = False,
@@ -90,12 +96,12 @@ def run(
     In a lab (--lab lab-4x4) on this machine alone, or under torchrun on any cluster. Ends with a table and a report page.
     Ctrl-C saves a checkpoint and ends; --resume goes on from there.
     """
+    from moeyard.train.modes import modes_of
     from moeyard.train.options import Options
 
     lab = None if lab is None else a_lab(lab)
-    modes = ("plain", "moeyard") if mode == "both" else tuple(mode.split(","))
     options = Options(
-        out=str(out.resolve()), modes=modes, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
+        out=str(out.resolve()), modes=modes_of(mode or ["both"]), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
         config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots,
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
         remeasure_every=remeasure_every, timeout=timeout,
@@ -253,44 +259,56 @@ class Bar:
 
 
 def _finish(out: Path, json: bool) -> None:
-    """The table, and the report page."""
+    """The tables, and the report page."""
     from moeyard.report import load_run, write_report
-    from moeyard.report.run import SAME_LOSS, loss_gap
+    from moeyard.report.attribution import attribution, attribution_data, mode_data
+    from moeyard.report.load import loss_gap
 
     run_ = load_run(out)
     page = write_report(out)
     if json:
         data = json_.loads((out / "run.json").read_text())
-        print_json(data | {"loss_difference": loss_gap(run_), "report": str(page)})
+        found = {"modes": mode_data(run_), "attribution": attribution_data(attribution(run_))}
+        print_json(data | found | {"loss_difference": loss_gap(run_), "report": str(page)})
         return
     shown = console()
-    rows = table(
-        "",
-        ">iteration",
-        ">exchange",
-        "?>share",
-        ">x bound",
-        "?>waiting",
-        "?>balancedness",
-        "?>tokens/s",
-        "?>loss",
-    )
+    shown.print()
+    shown.print(_comparison(run_))
+    _print_attribution(shown, run_)
+    shown.print(f"{run_.modes[-1].origin('iteration_s')}: {run_.conditions['network']}")
+    for what in ("links", "accelerator"):
+        shown.print(f"{what}: {run_.conditions.get(what, 'not told')}")
+    shown.print(f"report: {page}")
+
+
+def _comparison(run_: Run) -> Table:
+    spare = ("?>quartiles", "?>share", "?>gather", "?>waiting", "?>balancedness", "?>tokens/s", "?>loss")
+    rows = table("", ">iteration", spare[0], ">exchange", spare[1], ">x bound", *spare[2:])
     for m in run_.modes:
         s = m.summary
+        low, high = s.get("quartiles_s", (s["iteration_s"], s["iteration_s"]))
         rows.add_row(
-            m.name, show_seconds(s["iteration_s"]), show_seconds(s["exchange_s"]), f"{s['exchange_s'] / s['iteration_s']:.0%}",
-            f"{s['x_bound']:.2f}", show_seconds(s["wait_s"]), f"{s['balancedness']:.2f}", f"{s['tokens_per_s']:,.0f}", f"{s['loss']:.6f}",
+            m.name, show_seconds(s["iteration_s"]), f"{low:.2f}-{high:.2f}", show_seconds(s["exchange_s"]),
+            f"{s['exchange_s'] / s['iteration_s']:.0%}", f"{s['x_bound']:.2f}", show_seconds(s["gather_s"]), show_seconds(s["wait_s"]),
+            f"{s['balancedness']:.2f}", f"{s['tokens_per_s']:,.0f}", f"{s['loss']:.6f}",
         )  # fmt: skip
-    shown.print()
-    shown.print(rows)
+    return rows
+
+
+def _print_attribution(shown: Console, run_: Run) -> None:
+    from moeyard.report.attribution import COLUMNS, attribution, table_rows
+    from moeyard.report.load import SAME_LOSS, loss_gap
+    from moeyard.report.run import told_by_model
+
+    ratios = attribution(run_)
+    if ratios:
+        rows = table(*COLUMNS[:3], f">{COLUMNS[3]}", *(f"?>{name}" for name in COLUMNS[4:]))
+        for row in table_rows(ratios):
+            rows.add_row(*row)
+        shown.print(rows)
+    for line in told_by_model(run_):
+        shown.print(line)
     if len(run_.modes) > 1:
-        first, last = run_.modes[0], run_.modes[-1]
-        saved = last.summary["iteration_s"] / first.summary["iteration_s"] - 1
         gap = loss_gap(run_)
         same = "the same loss" if gap <= SAME_LOSS else "NOT the same loss"
-        shown.print(
-            f"iteration time {saved:+.0%} with {last.name}; {same} (largest difference over all steps {gap:.1e})"
-        )
-    shown.print(f"{run_.modes[-1].origin('iteration_s')}: {run_.conditions['network']}")
-    shown.print(f"accelerator: {run_.conditions['accelerator']}")
-    shown.print(f"report: {page}")
+        shown.print(f"{same} in all modes (largest difference over all steps {gap:.1e})")

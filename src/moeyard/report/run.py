@@ -1,123 +1,22 @@
-"""The page of a training run, from the folder that the run wrote.
-
-run.json                  conditions and, per mode, the summary with the provenance of every figure in it
-MODE/metrics.jsonl        one line per step, and one per event
-MODE/measured.npz         one exchange with aligned clocks, and MODE/planned.npz, the same plan simulated
-MODE/spans.json           what every rank did during the last step
-"""
+"""The page of a training run: comparison first, then where the time and the rows went, then the curves."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from moeyard.bounds import bound
-from moeyard.errors import InvalidFile
-from moeyard.formats.strict import short
 from moeyard.provenance import Network, Provenance, Source, by_source
 from moeyard.report import figures
+from moeyard.report.attribution import COLUMNS, attribution, hidden, prediction_error, table_rows
+from moeyard.report.load import SAME_LOSS, Mode, Run, loss_gap
 from moeyard.report.page import Page, Section
 from moeyard.timeline import Timeline
 from moeyard.units import show_seconds
 
 
-@dataclass(frozen=True, eq=False)
-class Mode:
-    """One way of running the job, and what was measured of it."""
-
-    name: str
-    summary: Mapping[str, Any]
-    steps: Sequence[Mapping[str, Any]]
-    events: Sequence[Mapping[str, Any]]
-    planned: Timeline | None
-    measured: Timeline | None
-    spans: Sequence[Sequence[tuple[str, float, float]]]  # rank -> what it did during the last step
-    provenance: Mapping[str, Provenance]  # key of a figure -> where it comes from
-
-    def column(self, key: str) -> tuple[list[int], list[float]]:
-        """(steps, values) of one metric."""
-        return [int(s["step"]) for s in self.steps], [float(s[key]) for s in self.steps]
-
-    def origin(self, key: str) -> Provenance:
-        """Where a figure comes from; one that does not say so is not shown."""
-        if key not in self.provenance:
-            raise InvalidFile(
-                f"run.json: {self.name}: {key} does not say where it comes from; write the run anew"
-            )
-        return self.provenance[key]
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    title: str
-    conditions: Mapping[str, str]
-    emulated: bool  # compute times come from an emulated accelerator
-    network: Network  # that the rows crossed
-    modes: Sequence[Mode]
-
-
-def load_run(folder: str | Path) -> Run:
-    """Read a run's folder. A file that is missing or of another kind is an error that names it."""
-    folder = Path(folder)
-    path = folder / "run.json"
-    if not path.is_file():
-        raise InvalidFile(f"{path}: no such file; give the folder that `moeyard train --out` wrote")
-    data = _read_json(path)
-    try:
-        modes = [_load_mode(folder / name, name, data["summary"][name]) for name in data["modes"]]
-        if not modes:
-            raise InvalidFile(f"{path}: no mode has done a step; go on with `moeyard train --resume`")
-        return Run(data["title"], data["conditions"], data["emulated"], Network(data["network"]), modes)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
-    except ValueError as error:  # also: not UTF-8
-        raise InvalidFile(f"{path}: not JSON: {error}") from error
-
-
-def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        raise InvalidFile(f"{path}: no such file; the run's folder is incomplete")
-    steps: list[Any] = []
-    events: list[Any] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except ValueError as error:
-        raise InvalidFile(f"{path}: not text: {error}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidFile(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-            raise InvalidFile(f"{path}:{number}: {short(entry)} is no step and no event of a run")
-        (events if "event" in entry else steps).append(entry)
-    planned, measured = (
-        Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
-        for which in ("planned", "measured")
-    )
-    spans = _read_json(folder / "spans.json") if (folder / "spans.json").is_file() else []
-    origin = {
-        key: Provenance.read(one, f"{path.parent}: {key}") for key, one in summary["provenance"].items()
-    }
-    return Mode(name, summary, steps, events, planned, measured, spans, origin)
-
-
 def run_page(run: Run) -> Page:
     """Comparison first, then where the time and the rows went, then the curves."""
-    sections = [_comparison(run), _parts(run)]
+    sections = [_comparison(run), *_attribution(run), _parts(run)]
     spans = {mode.name: mode.spans for mode in run.modes if mode.spans}
     if spans:
         note = "The last step of each mode, on one time scale. An exchange lasts until a rank has all its rows, so it includes waiting for others."
@@ -185,20 +84,8 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
     return found
 
 
-SAME_LOSS = 1e-5  # what float32 sums in another order may differ by
-
-
-def loss_gap(run: Run) -> float:
-    """The largest difference of the loss between any two modes at any step they share."""
-    gap = 0.0
-    losses = [{int(s["step"]): float(s["loss"]) for s in mode.steps} for mode in run.modes]
-    for other in losses[1:]:
-        gap = max([gap, *(abs(other[step] - losses[0][step]) for step in other.keys() & losses[0].keys())])
-    return gap
-
-
 def _comparison(run: Run) -> Section:
-    columns = ("", "iteration", "exchange", "share of iteration", "x bound", "waiting", "planning", "balancedness", "tokens/s", "loss")  # fmt: skip
+    columns = ("", "iteration", "exchange", "share of iteration", "x bound", "gather", "waiting", "planning", "balancedness", "tokens/s", "loss")  # fmt: skip
     rows = []
     for mode in run.modes:
         s = mode.summary
@@ -209,6 +96,7 @@ def _comparison(run: Run) -> Section:
                 show_seconds(s["exchange_s"]),
                 f"{s['exchange_s'] / s['iteration_s']:.0%}",
                 f"{s['x_bound']:.2f}",
+                show_seconds(s["gather_s"]),
                 show_seconds(s["wait_s"]),
                 show_seconds(s["plan_s"]),
                 f"{s['balancedness']:.2f}",
@@ -218,18 +106,48 @@ def _comparison(run: Run) -> Section:
         )
     note = (
         "Per iteration, medians over the steps after the warm-up. Exchange: from the last rank's arrival to the last row's, all "
-        "exchanges of a step together. x bound: that over the least time any schedule could take for the same rows. "
+        "exchanges of rows in a step together; gather: the same of experts' parameters and gradients. x bound: that over the least time any schedule could take for the same rows. "
         "Waiting: for the slowest rank to arrive, mean over the ranks. Balancedness: mean over max rows computed by a rank."
     )
     shown = {
         "iteration, waiting, tokens/s": ("iteration_s", "wait_s", "tokens_per_s"),
-        "exchange, x bound": ("exchange_s", "x_bound"),
+        "exchange, x bound, gather": ("exchange_s", "x_bound", "gather_s"),
         "planning, balancedness, loss": ("plan_s", "balancedness", "loss"),
     }
     origins = by_source(
         (names, mode.origin(key)) for mode in run.modes for names, keys in shown.items() for key in keys
     )
     return Section("Comparison", origins, note, columns=columns, rows=rows, strong=[len(rows) - 1])
+
+
+def _attribution(run: Run) -> list[Section]:
+    ratios = attribution(run)
+    if not ratios:
+        return []
+    note = (
+        "How many times longer the mode on the right takes an iteration than the one on the left, which has more of moeyard: median over the steps that both "
+        f"made after the warm-up, paired step by step. {' '.join(told_by_model(run))}"
+    )
+    return [
+        Section(
+            "What saves what", _origins(run, "iteration_s"), note, columns=COLUMNS, rows=table_rows(ratios)
+        )
+    ]
+
+
+def told_by_model(run: Run) -> list[str]:
+    """One sentence on what is hidden, one on how near the simulator was, of every mode that has them."""
+    said = []
+    for mode in run.modes:
+        share, off = hidden(run, mode), prediction_error(mode)
+        predicted = mode.summary.get("predicted")
+        if share is not None:
+            hideable = predicted["hideable"] if predicted else None
+            model = "" if hideable is None else f"; the model calls {hideable:.0%} hideable"
+            said.append(f"{mode.name} hides {share:.0%} of gathers and reduces{model}.")
+        if off is not None:
+            said.append(f"{mode.name}: simulated {off:+.0%} beside measured.")
+    return said
 
 
 def _parts(run: Run) -> Section:

@@ -9,9 +9,10 @@ from moeyard.errors import InvalidFile
 from moeyard.formats.replays import FORMAT, JSON, load_replay
 from moeyard.formats.timelines import load_timeline
 from moeyard.report.bench import bench_page
+from moeyard.report.load import load_run
 from moeyard.report.page import Page
 from moeyard.report.replay import replay_page
-from moeyard.report.run import load_run, run_page
+from moeyard.report.run import run_page
 from moeyard.report.timeline import timeline_page
 
 

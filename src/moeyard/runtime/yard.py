@@ -82,30 +82,10 @@ class Yard:
 
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
     __slots__ = (
-        "__weakref__",
-        "_client",
-        "_observer",
-        "_sites",
-        "_store",
-        "_transport_of",
-        "_watcher",
-        "accelerator",
-        "agreement",
-        "behind",
-        "device",
-        "floors",
-        "forecasts",
-        "generation",
-        "groups",
-        "guard",
-        "links",
-        "options",
-        "rank",
-        "size",
-        "transport",
-        "workspace",
+        "__weakref__", "_client", "_observer", "_sites", "_store", "_transport_of", "_watcher", "accelerator", "agreement", "behind",
+        "device", "floors", "forecasts", "generation", "groups", "guard", "links", "options", "rank", "size", "transport", "workspace",
         "world",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

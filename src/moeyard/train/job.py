@@ -1,4 +1,4 @@
-"""The run as its ranks see it: every mode in turn, then one folder with everything in it."""
+"""The run as its ranks see it: all modes side by side, then one folder with everything in it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from torch._C._distributed_c10d import PrefixStore
 from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
 from moeyard.provenance import Network
-from moeyard.train.journal import Journal, checkpoint_folder, machine
+from moeyard.train.journal import Journal, Stop, checkpoint_folder, machine
 from moeyard.train.options import Options
 from moeyard.train.resume import load_done, save_done
+from moeyard.units import show_bandwidth, show_seconds
 
 Progress = Callable[[str, dict[str, Any]], None]
 LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
@@ -27,40 +28,78 @@ LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
 def run_rank(options: Options, progress: Progress | None = None) -> dict[str, Any]:
     """The whole run on this rank, started by torchrun, a lab or anything that sets torchrun's environment."""
     from moeyard.runtime.transport.detect import lab_place
-    from moeyard.train.loop import Trainer
+    from moeyard.train.turns import Runner, run_side_by_side
 
     if "RANK" not in os.environ:
         raise MoeyardError("no RANK in the environment; start with torchrun, or in a lab with --lab")
+    _open_files()
     dist.init_process_group("gloo")
     rank, place = dist.get_rank(), lab_place()
     done = _finished(options)
-    stopped = False
-    for mode in options.modes:
-        if mode in done:
-            continue
-        trainer = Trainer(options, mode, place)
-        if options.resume:
-            trainer.resume(checkpoint_folder(options, mode))
-        record = Journal(options, mode, rank, trainer.first, progress if rank == 0 else None)
-        trainer.run(record)
-        if trainer.first < options.steps:
-            _save_pictures(trainer, record.folder)
-        late = trainer.meter.late(trainer.accelerator)
-        stopped = record.stopped
-        if rank == 0 and record.steps:
-            done[mode] = {"summary": record.summary() | {"late": late}, "facts": _facts(options, trainer)}
-            if not stopped:
-                save_done(options, mode, done[mode])
-        record.close()
-        trainer.close()
-        if stopped:
-            break
+    modes = [mode for mode in options.modes if mode not in done]
+    cluster, links = _links(options) if modes else (None, "")
+    runners = []
+    for mode in modes:
+        trainer = _trainer(options, mode, place, cluster)
+        journal = Journal(options, mode, rank, trainer.first, progress if rank == 0 else None)
+        runners.append(Runner(trainer, journal))
+    stopped = run_side_by_side(runners, options, Stop(options, rank))
+    for one in runners:
+        found = _finish_mode(one.trainer, one.journal, links)
+        if rank == 0 and found is not None:
+            done[one.journal.mode] = found
+            if len(one.journal.steps) >= options.steps:
+                save_done(options, one.journal.mode, found)
+        one.trainer.close()
     if rank == 0 and done:
         _write_run(options, {mode: done[mode] for mode in options.modes if mode in done})
     _leave(rank)
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
     return {"summary": {mode: one["summary"] for mode, one in done.items()}, "stopped": stopped}
+
+
+def _open_files() -> None:
+    """Every yard keeps a connection to every rank on every rail: with many modes more than a process may open by default."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _links(options: Options) -> tuple[Any, str]:
+    """(the cluster to plan for in every mode, how its links are known)."""
+    from moeyard.runtime import Yard
+
+    if options.links != "measure":
+        return None, "nominal"
+    with Yard(cluster="measure", timeout=options.timeout) as yard:
+        return yard.cluster, str(yard.links)
+
+
+def _trainer(options: Options, mode: str, place: Any, cluster: Any) -> Any:
+    from moeyard.train.loop import Trainer
+
+    trainer = Trainer(options, mode, place, cluster)
+    if options.resume:
+        trainer.resume(checkpoint_folder(options, mode))
+    return trainer
+
+
+def _finish_mode(trainer: Any, journal: Journal, links: str) -> dict[str, Any] | None:
+    """Pictures, prediction, summary and facts of a mode; None where it has made no step, and but on rank 0. Every rank calls this."""
+    from moeyard.train.predict import predicted_steps
+
+    if trainer.unsaved is not None or trainer.meter.log.flown:
+        _save_pictures(trainer, journal.folder)
+    late = trainer.meter.late(trainer.accelerator)
+    found = None
+    if dist.get_rank() == 0 and journal.steps:
+        predicted = predicted_steps(trainer, journal.steps)
+        summary = journal.summary() | {"late": late, "predicted": predicted}
+        found = {"summary": summary, "facts": _facts(trainer.options, trainer, links)}
+    journal.close()
+    return found
 
 
 def _finished(options: Options) -> dict[str, Any]:
@@ -99,7 +138,7 @@ NETWORKS = {
 }
 
 
-def _facts(options: Options, trainer: Any) -> dict[str, Any]:
+def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
     from moeyard.runtime.transport.detect import lab_place
     from moeyard.train.model import describe
 
@@ -118,6 +157,8 @@ def _facts(options: Options, trainer: Any) -> dict[str, Any]:
         "cluster": cluster_data(cluster),
         "network": trainer.network.value,
         "conditions": {
+            "links": f"{links}: {_show_links(cluster)}",
+            "modes": f"side by side, {options.turn} steps in turn",
             "network": f"{rates if lab_place() is not None else f'plans and bounds assume {rates}'}; {NETWORKS[trainer.network]}",
             "contention law": "ideal" if law.loss == 0 else f"loss {law.loss:g} per flow beyond {law.knee:g}, at most {law.ceiling:g} x",
             "accelerator": emulated,
@@ -130,6 +171,13 @@ def _facts(options: Options, trainer: Any) -> dict[str, Any]:
             "dense gradients": "all-reduced over the ranks' own rails, in every mode",
         },
     }  # fmt: skip
+
+
+def _show_links(cluster: Any) -> str:
+    ports = (("scale-up", cluster.scale_up), ("scale-out", cluster.scale_out))
+    told = [f"{name} {show_bandwidth(port.bandwidth)}, {show_seconds(port.latency)}" for name, port in ports]
+    slow = int(((cluster.rails > 0) & (cluster.rails < 1)).sum())
+    return "; ".join([*told, *([f"{slow} slow nics"] if slow else [])])
 
 
 def late_maths(late: dict[str, Any]) -> str:
@@ -151,8 +199,8 @@ def _write_run(options: Options, done: dict[str, Any]) -> None:
     conditions = dict(facts["conditions"])
     conditions["accelerator"] += late_maths({mode: one["late"] for mode, one in summary.items()})
     data = {
-        "title": f"A small {options.family}, trained {'both ways' if len(summary) > 1 else 'with ' + ', '.join(summary)}",
+        "title": f"A small {options.family}, trained {f'{len(summary)} ways' if len(summary) > 1 else 'with ' + ', '.join(summary)}",
         "moeyard": __version__, "conditions": conditions, "cluster": facts["cluster"], "network": facts["network"],
-        "emulated": options.compute is not None, "modes": list(summary), "summary": summary,
+        "emulated": options.compute is not None, "modes": list(summary), "warmup": options.warmup, "summary": summary,
     }  # fmt: skip
     (Path(options.out) / "run.json").write_text(json.dumps(data, indent=1))

@@ -13,7 +13,8 @@ from typing import Any
 from moeyard.errors import InvalidFile
 from moeyard.formats.strict import short
 from moeyard.provenance import Provenance
-from moeyard.train.options import MODES, Options
+from moeyard.train.modes import MODES
+from moeyard.train.options import Options
 
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
 
@@ -28,6 +29,21 @@ def checkpoint_folder(options: Options, mode: str) -> str:
     return str(Path(options.out) / mode / "checkpoints")
 
 
+class Stop:
+    """Whether this process was asked to save and end: by Ctrl-C, or by the run's stop file, which rank 0 looks for."""
+
+    def __init__(self, options: Options, rank: int) -> None:
+        self._file = Path(options.out) / STOP if rank == 0 else None
+        self._asked = False
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, *_: Any) -> None:
+        self._asked = True
+
+    def asked(self) -> bool:
+        return self._asked or (self._file is not None and self._file.exists())
+
+
 class Journal:
     """The folder of one mode. Every rank has one; rank 0 writes."""
 
@@ -37,8 +53,6 @@ class Journal:
         self.folder = Path(options.out) / mode
         self.checkpoints = checkpoint_folder(options, mode)
         self.steps: list[dict[str, Any]] = []
-        self.stopped = False
-        self._asked = False
         self._board: Any = None
         if rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -49,11 +63,6 @@ class Journal:
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             self._file = path.open("a", encoding="utf-8")
             self._board = _board(self.folder)
-        signal.signal(signal.SIGINT, lambda *_: setattr(self, "_asked", True))
-
-    def stop_asked(self) -> bool:
-        """Ctrl-C here, or the run's stop file."""
-        return self._asked or (self.rank == 0 and (Path(self.options.out) / STOP).exists())
 
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         entry = {"step": step, **metrics}
@@ -158,15 +167,25 @@ def _summary(steps: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
     def middle(key: str) -> float:
         return statistics.median(number(s[key]) for s in steps)
 
-    names = ("exchange_s", "wait_s", "plan_s", "x_bound", "balancedness", "overload", "tokens_per_s")
+    names = (
+        "exchange_s",
+        "gather_s",
+        "wait_s",
+        "plan_s",
+        "x_bound",
+        "balancedness",
+        "overload",
+        "tokens_per_s",
+    )
     rails = {
         way: np.mean([np.array(s["rows_per_rail"][way], dtype=float) for s in steps], axis=0)
         .round(1)
         .tolist()
         for way in ("out", "in")
     }
+    quartiles = np.quantile([number(s["seconds"]) for s in steps], (0.25, 0.75)).tolist()
     return {
-        "iteration_s": middle("seconds"), **{name: middle(name) for name in names},
+        "iteration_s": middle("seconds"), "quartiles_s": quartiles, **{name: middle(name) for name in names},
         "parts_s": {
             part: float(np.mean([number(s["parts_s"][part]) for s in steps])) for part in steps[0]["parts_s"]
         },

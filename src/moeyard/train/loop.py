@@ -1,4 +1,4 @@
-"""The training loop. What a user of moeyard writes is `train_step`, `go_on_without` and the few lines of `Trainer.run`."""
+"""The training loop. What a user of moeyard writes is `train_step`, `go_on_without` and the few lines of `Trainer.step`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.nn import functional
 import moeyard.runtime as yr
 from moeyard.cluster import Cluster
 from moeyard.runtime.observe.network import network_of
+from moeyard.runtime.observe.refine import Refiner
 from moeyard.train.accelerator import Accelerator
+from moeyard.train.demands import Demands
 from moeyard.train.meter import Meter, StepLog
 from moeyard.train.model import emulated_spec, make_config, make_model, model_spec
 from moeyard.train.options import Options
@@ -49,30 +51,35 @@ def _accelerator(options: Options, config: Any, cluster: Cluster | None) -> Acce
 class Trainer:
     """One mode: a yard, a model on it, and the state of its training."""
 
-    def __init__(self, options: Options, mode: str, place: Any) -> None:
+    def __init__(self, options: Options, mode: str, place: Any, cluster: Cluster | None = None) -> None:
+        """cluster: to plan for; None: as the lab or the launcher shows it."""
         self.options, self.mode = options, mode
         config = make_config(options)
-        cluster = None if place is None else place.cluster
+        cluster = cluster or (None if place is None else place.cluster)
         spec = None if cluster is None else model_spec(config, options, cluster)
-        wanted = options.yard(mode)
+        wanted = dict(options.yard(mode))
         if mode == "plain" and place is not None:  # the backend's own all-to-all, each rank on its own rail
             wanted |= {"interfaces": (), "management": place.management if place.shaped else None}
         self.accelerator = _accelerator(options, config, cluster)
         log = StepLog()
         self.yard = yr.Yard(
-            model=spec, timeout=options.timeout, watcher=log, accelerator=self.accelerator, **wanted
-        )
+            model=spec, timeout=options.timeout, watcher=log, accelerator=self.accelerator, cluster=cluster,
+            **wanted,
+        )  # fmt: skip
         self.model = yr.parallelize(make_model(config, options.seed), self.yard)
         self.spec = spec or model_spec(config, options, self.yard.cluster)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
         self.text = Text(options.text, options.seed)
         self.skew = Skew(self.model, options.skew, dist.get_rank(), options.seed) if options.skew else None
+        self.demands = Demands(self.model)
         if self.accelerator is not None:
             self.accelerator.attach(self.model)
         self.network = network_of(self.yard)
         emulated = self.accelerator is not None
         self.meter = Meter(self.yard, log, self.spec.row_bytes, self.network, emulated=emulated)
+        self.refiner = Refiner()
         self.first = 0
+        self.unsaved: int | None = None  # the last step made, while no checkpoint holds it
 
     def resume(self, folder: str) -> None:
         """Go on from the newest checkpoint there, if any."""
@@ -81,31 +88,37 @@ class Trainer:
 
     def save(self, folder: str, step: int) -> None:
         yr.save_checkpoint(folder, self.model, self.optimizer, self.yard, step=step)
+        self.unsaved = None
 
-    def run(self, record: Journal) -> None:
-        """All steps; ends early, with a checkpoint, when `record.stop_asked()` on any rank."""
-        for step in range(self.first, self.options.steps):
-            record.cause_faults(step)
-            tokens = self.text.batch(step, dist.get_rank(), self.options.batch, self.options.length)
-            self.meter.begin()
-            while True:
-                try:
-                    share = self._step(step, tokens)
-                    break
-                except (yr.RailLost, RuntimeError) as error:
-                    record.event(step, *self.go_on_without(error))
-            metrics = self.meter.end(share, tokens.shape[0] * self.options.length, record.stop_asked())
-            stop = metrics.pop("stop")
-            record.step(step, metrics)
-            last = stop or step + 1 == self.options.steps
-            every = self.options.checkpoint_every
-            if stop or (every and (last or (step + 1) % every == 0)):
-                self.save(record.checkpoints, step)
-            if self.options.remeasure_every and (step + 1) % self.options.remeasure_every == 0 and not last:
-                record.event(step, *self.remeasure())
-            if stop:
-                record.stopped = True
-                return
+    def save_last(self, folder: str) -> None:
+        """What was done, unless a checkpoint holds it already."""
+        if self.unsaved is not None:
+            self.save(folder, self.unsaved)
+
+    def step(self, step: int, record: Journal, stop: bool = False) -> bool:
+        """One step, measured and written down; true if any rank asked to stop."""
+        tokens = self.text.batch(step, dist.get_rank(), self.options.batch, self.options.length)
+        self.meter.begin()
+        while True:
+            try:
+                self.demands.begin(step)
+                share = self._step(step, tokens)
+                break
+            except (yr.RailLost, RuntimeError) as error:
+                record.event(step, *self.go_on_without(error))
+        metrics = self.meter.end(share, tokens.shape[0] * self.options.length, stop)
+        asked = bool(metrics.pop("stop"))
+        record.step(step, metrics)
+        self.unsaved = step
+        last = step + 1 == self.options.steps
+        every = self.options.checkpoint_every
+        if every and (last or (step + 1) % every == 0):
+            self.save(record.checkpoints, step)
+        self._refine(step, record)
+        again = self.options.remeasure_every
+        if again and (step + 1) % again == 0 and not last and not asked and self.mode != "plain":
+            record.event(step, *self.remeasure())
+        return asked
 
     def _step(self, step: int, tokens: torch.Tensor) -> float:
         self.optimizer.zero_grad()
@@ -128,14 +141,27 @@ class Trainer:
 
     def remeasure(self) -> tuple[str, str]:
         """Measure the rails and plan for what they give now. (event, detail)."""
-        before, found = self.yard.cluster.rails, yr.remeasure(self.yard)
+        return "rails measured", self._plan_for(yr.remeasure(self.yard)) or "as planned for"
+
+    def _refine(self, step: int, record: Journal) -> None:
+        """Plan for rails as the step's own exchanges show them, if asked to."""
+        if not self.options.refine:
+            return
+        offset = float(self.meter.offsets[self.yard.rank])
+        found = self.refiner.step(self.yard, self.meter.foreground(), offset)
+        if found is not None:
+            record.event(step, "rails refined", self._plan_for(found))
+
+    def _plan_for(self, found: Cluster) -> str:
+        """From now on; what is new."""
+        before = self.yard.cluster.rails
         changed = [
             f"node {node} rail {rail} at {found.rails[node, rail]:.2f}"
             for node, rail in zip(*np.nonzero(found.rails != before), strict=True)
         ]
         if changed:
             self.yard.set_cluster(found)
-        return "rails measured", "; ".join(changed) or "as planned for"
+        return "; ".join(changed)
 
     def close(self) -> None:
         self.yard.close()

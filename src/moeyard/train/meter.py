@@ -19,6 +19,8 @@ from moeyard.timeline import Timeline
 from moeyard.train.clocks import clock_offsets
 from moeyard.train.parts import PARTS, divide, exchange_spans
 
+FORECAST = "forecast"  # what a yard calls waiting for a plan that is made beside the training
+
 
 class StepLog:
     """What a yard did since the step began: the yard's watcher. Make it first, give it to the yard, then to a Meter.
@@ -34,6 +36,10 @@ class StepLog:
         self._agreed: float | None = None
 
     def agreed(self, kind: str, began: float, ended: float) -> None:
+        if kind == FORECAST:
+            self.plan_s += ended - began
+            self.spans.append(("plan", began, ended))
+            return
         self._agreed = ended
         self.wait_s += ended - began
         self.spans.append(("wait", began, ended))
@@ -57,7 +63,8 @@ class StepLog:
 class Meter:
     """Metrics of a yard that `log` watches. `begin()`, run the step, `end(...)`: the step's metrics, the same on every rank.
 
-    exchange: from the last rank's arrival at an exchange to the last rank's end, added up. wait: what a rank waits for
+    exchange: from the last rank's arrival at an exchange of rows to the last rank's end, added up; gather: the same of experts'
+    parameters and gradients, and the longest that a rank spent on those behind the training. wait: what a rank waits for
     the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
     every moment of each rank's iteration, divided. Each figure goes out with where it comes from.
     """
@@ -87,32 +94,29 @@ class Meter:
 
     def end(self, loss_share: float, tokens: int, stop: bool = False) -> dict[str, Any]:
         """Metrics of the step just done. `stop`: true on all ranks if it is on any."""
-        mine = [self._began, time.monotonic(), self.log.plan_s, self.log.wait_s]
-        mine += [t for one in self.log.flown for t in (one.began, one.ended)]
+        ended_at = time.monotonic()
+        flown = self.foreground()
+        hidden = sum(one.ended - one.began for one in self.log.behind)
+        mine = [self._began, ended_at, self.log.plan_s, self.log.wait_s, hidden]
+        mine += [t for one in flown for t in (one.began, one.ended)]
         offset = self.offsets[self.yard.rank]
         times = np.array(mine)
         times[:2] -= offset
-        times[4:] -= offset
+        times[5:] -= offset
         # As whole nanoseconds; the loss keeps its bits.
         packed = np.concatenate([(times * 1e9).round(), [stop, tokens]]).astype(np.int64)
         packed = np.append(packed, np.float64(loss_share).view(np.int64))
         heard = self.yard.control.gather(packed)
         seconds = heard[:, :-3] / 1e9
-        spans = seconds[:, 4:].reshape(len(heard), -1, 2)
+        spans = seconds[:, 5:].reshape(len(heard), -1, 2)
         iteration = float(seconds[:, 1].max() - seconds[:, 0].max())
         arrived, ended = spans[:, :, 0].max(axis=0), spans[:, :, 1].max(axis=0)
-        exchange = float((ended - arrived).sum())
+        rows_X = np.array([one.plan.traffic.row_bytes == self.row_bytes for one in flown], np.bool_)
+        exchange = float((ended - arrived)[rows_X].sum())
         wait = float((arrived - spans[:, :, 0]).mean(axis=0).sum() + seconds[:, 3].mean())
         parts = self._parts(seconds[:, :2], spans[self.yard.rank], arrived)
-        least = sum(self._bound(one.plan) for one in self.log.flown)
-        loads = [
-            one.plan.traffic.rows.sum(axis=0) for one in self.log.flown
-            if not one.backward and one.plan.traffic.row_bytes == self.row_bytes
-        ]  # fmt: skip
-        loads = loads[
-            : max(1, len(loads) // 2)
-        ]  # the forward's dispatches; the backward's way back comes after
-        balance = float(np.mean([load.mean() / load.max() for load in loads])) if loads else 1.0
+        least = sum(self._bound(one.plan) for one, rows in zip(flown, rows_X, strict=True) if rows)
+        balance = self._balance()
         return {
             "loss": float(heard[:, -1].copy().view(np.float64).sum()),
             "seconds": iteration,
@@ -122,6 +126,7 @@ class Meter:
             "rows_per_rail": {way: rows.tolist() for way, rows in self.rows_per_rail().items()},
             "plan_s": float(seconds[:, 2].max()),
             "exchange_s": exchange,
+            "gather_s": float((ended - arrived)[~rows_X].sum() + seconds[:, 4].max()),
             "wait_s": wait,
             "x_bound": exchange / least if least else 1.0,
             "parts_s": {part: float(column.mean()) for part, column in parts.items()},
@@ -129,6 +134,21 @@ class Meter:
             "provenance": data_of(self.provenance),
             "stop": bool(heard[:, -3].any()),
         }
+
+    def foreground(self) -> list[Flown]:
+        """The exchanges that training waited for, in one order on all ranks: those that overlap end in any order, but those of one plan
+        and direction run one after another."""
+        return sorted(self.log.flown, key=lambda one: (one.plan.digest, one.backward, one.began))
+
+    def _balance(self) -> float:
+        """Mean over max rows computed by a rank, mean over the layers."""
+        rows = [one for one in self.log.flown if one.plan.traffic.row_bytes == self.row_bytes]
+        sent = sorted((one for one in rows if not one.backward), key=lambda one: one.began)
+        loads = [one.plan.traffic.rows.sum(axis=0) for one in sent]
+        loads = loads[
+            : max(1, len(loads) // 2)
+        ]  # the forward's dispatches; the backward's way back comes after
+        return float(np.mean([load.mean() / load.max() for load in loads])) if loads else 1.0
 
     def _parts(self, steps: FloatArray, own: FloatArray, arrived: FloatArray) -> dict[str, FloatArray]:
         """Part -> seconds by rank; each rank's add up to the iteration. steps: [rank, begin and end] of the step."""
@@ -164,7 +184,7 @@ class Meter:
                 _add_gloo(cluster, moved.T if one.backward else moved, out, into)
             return {"out": out.round().astype(np.int64), "in": into.round().astype(np.int64)}
         node = self.yard.rank // cluster.ranks_per_node
-        for one in self.log.flown:
+        for one in (*self.log.flown, *self.log.behind):
             weight = one.plan.traffic.row_bytes / self.row_bytes
             for _, peer, rows, sent, _, _ in one.marks:
                 rail = (self.yard.channels.send_to if sent else self.yard.channels.receive_from)[peer].rail
@@ -178,14 +198,12 @@ class Meter:
 
     def timeline(self) -> tuple[Timeline, Any] | None:
         """(measured course, schedule) of the step's largest dispatch, on rank 0; every rank calls this."""
-        sizes = [
-            int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0
-            for one in self.log.flown
-        ]
+        flown = self.foreground()
+        sizes = [int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0 for one in flown]
         heard = self.yard.control.gather(np.array(sizes, np.int64)).max(axis=0)
         if not heard.any():
             return None
-        one = self.log.flown[int(np.argmax(heard))]
+        one = flown[int(np.argmax(heard))]
         marks = self._gather_marks(one)
         if self.yard.rank:
             return None
@@ -209,6 +227,7 @@ class Meter:
         spans = list(self.log.spans)
         if accelerator is not None:
             spans += [span for span in accelerator.spans if span[1] >= self._began]
+        spans += [("gather", one.began, one.ended) for one in self.log.behind]
         for one in self.log.flown:
             kind = "exchange" if one.plan.traffic.row_bytes == self.row_bytes else "gather"
             spans.append((kind, one.began, one.ended))
@@ -233,7 +252,7 @@ def origins(network: Network, emulated: bool, *, counted: bool) -> dict[str, Pro
     crossed, paced = Provenance.measured(network), Provenance.measured(network, emulated=emulated)
     return {
         **dict.fromkeys(("iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans"), paced),
-        **dict.fromkeys(("exchange_s", "x_bound", "events"), crossed),
+        **dict.fromkeys(("exchange_s", "gather_s", "x_bound", "events"), crossed),
         **dict.fromkeys(("loss", "balancedness", "overload", "plan_s"), Provenance.measured()),
         "rows_per_rail": crossed if counted else Provenance.modelled(network),
     }

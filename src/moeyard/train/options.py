@@ -8,19 +8,9 @@ from typing import Any
 
 from moeyard.choices import check_choices
 from moeyard.errors import MoeyardError, UnknownName
+from moeyard.train.modes import MODES
 
-# name -> (what it is, options of the yard)
-MODES: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": (
-        "expert parallelism by all_to_all_single, experts at home",
-        {"scheduler": "direct", "planner": "static", "policy": "home", "transport": "collective"},
-    ),
-    "direct": (
-        "each row on its destination's rail, experts at home",
-        {"scheduler": "direct", "planner": "static", "policy": "home"},
-    ),
-    "moeyard": ("planned exchanges, replicas of hot experts", {}),
-}
+LINKS = ("measure", "nominal")
 
 
 @dataclass(frozen=True)
@@ -49,15 +39,22 @@ class Options:
     resume: bool = False
     remeasure_every: int = 0  # steps; 0: only after a rail was lost
     timeout: float = 120.0
+    links: str = (
+        "measure"  # plan for links measured at start, or for the "nominal" ones of the lab or the launcher
+    )
+    refine: bool = False  # plan for nics as the exchanges of the steps show them
+    turn: int = 2  # steps that a mode makes before the next one's turn
     faults: tuple[tuple[int, str, int, int, float], ...] = ()  # step, break | slow | mend, node, rail, factor
 
     def __post_init__(self) -> None:
         for mode in self.modes:
             if mode not in MODES:
                 raise UnknownName.of("mode", mode, MODES)
-        for what, least in (("steps", 1), ("warmup", 0), ("batch", 1), ("length", 2)):
+        for what, least in (("steps", 1), ("warmup", 0), ("batch", 1), ("length", 2), ("turn", 1)):
             if getattr(self, what) < least:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
+        if self.links not in LINKS:
+            raise UnknownName.of("kind of links", self.links, LINKS)
         check_choices(self.scheduler, self.planner, self.policy)
         rates = {"timeout": self.timeout, "learning_rate": self.learning_rate, "compute": self.compute}
         for what, value in rates.items():
@@ -65,7 +62,7 @@ class Options:
                 raise MoeyardError(f"{what} must be positive and finite, got {value}")
 
     def yard(self, mode: str) -> dict[str, Any]:
-        """How a mode plans: options of `Yard`."""
+        """How a mode plans: options of `Yard`, and `ahead`."""
         own = {
             "scheduler": self.scheduler,
             "planner": self.planner,

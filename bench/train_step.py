@@ -1,0 +1,130 @@
+"""An iteration in the lab, all modes side by side, on each trace: what docs/train.md shows under "Every mode".
+
+python -m bench.train_step [--steps 12] [--modes all-of-them] [--trace NAME=PATH:EXPERTS ...] [--save FILE] [--write]
+
+Without --trace: mixtral-8 (16 experts) and olmoe-64 (64 experts), which come with moeyard. --save appends to what a file holds of other
+traces; --write puts the tables of the file into docs/train.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.document import ROOT, write_figures
+from moeyard.cli.train import in_lab
+from moeyard.lab import LabSpec
+from moeyard.report.attribution import attribution, attribution_data, mode_data, prediction_error
+from moeyard.report.load import load_run, loss_gap
+from moeyard.train.modes import modes_of
+from moeyard.train.options import Options
+
+LAB = "lab-4x4"
+RESULTS = ROOT / "bench" / "results" / "train_step.json"
+TRACES = {
+    "mixtral-8": ("mixtral-8", 16),
+    "olmoe-64": ("olmoe-64", 64),
+}  # name -> (source, experts of the model)
+
+
+def measure(name: str, source: str, experts: int, modes: tuple[str, ...], steps: int) -> dict[str, Any]:
+    """One run of all modes on one trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(
+            folder, modes=modes, steps=steps, warmup=2, skew=source, config={"num_local_experts": experts},
+            compute=LabSpec.load(LAB).compute,
+        )  # fmt: skip
+        in_lab(LAB, options, "rails", quiet=True)
+        run = load_run(folder)
+        found = {mode.name: mode.summary for mode in run.modes}
+        return {
+            "trace": name,
+            "experts": experts,
+            "steps": steps,
+            "conditions": dict(run.conditions),
+            "modes": mode_data(run),
+            "summary": {
+                mode: {key: one[key] for key in ("iteration_s", "quartiles_s", "exchange_s", "gather_s", "x_bound", "balancedness", "plan_s")}
+                for mode, one in found.items()
+            },
+            "prediction_error": {mode.name: prediction_error(mode) for mode in run.modes},
+            "hideable": {mode: (one["predicted"] or {}).get("hideable") for mode, one in found.items()},
+            "attribution": attribution_data(attribution(run)),
+            "loss_difference": loss_gap(run),
+        }  # fmt: skip
+
+
+def table(found: dict[str, Any]) -> str:
+    """A trace's modes, then what each adds."""
+    head = (
+        f"**{found['trace']}**, {found['experts']} experts, {found['steps']} steps in each mode, paired; largest difference of the losses "
+        f"{found['loss_difference']:.0e}."
+    )
+    lines = [
+        head,
+        "",
+        "| | iteration | quartiles | exchange | x bound | gather | balancedness | simulated |",
+        "|---" * 8 + "|",
+    ]
+    for mode, one in found["summary"].items():
+        off = found["prediction_error"][mode]
+        low, high = one["quartiles_s"]
+        lines.append(
+            f"| {mode} | {one['iteration_s']:.2f} s | {low:.2f} to {high:.2f} | {one['exchange_s']:.2f} s | {one['x_bound']:.2f} "
+            f"| {one['gather_s']:.2f} s | {one['balancedness']:.2f} | {'' if off is None else f'{off:+.0%}'} |"
+        )
+    lines += ["", "| adds | mode | over | ratio | 95% | pairs |", "|---" * 6 + "|"]
+    for one in found["attribution"]:
+        lines.append(
+            f"| {one['what']} | {one['of']} | {one['over']} | {one['ratio']:.2f} x | {one['low']:.2f} to {one['high']:.2f} | {one['pairs']} |"
+        )
+    return "\n".join([*lines, *_hidden(found)])
+
+
+def _hidden(found: dict[str, Any]) -> list[str]:
+    said = []
+    for mode in found["modes"]:
+        hideable = found["hideable"].get(mode["name"])
+        if mode["hidden"] is not None:
+            model = "" if hideable is None else f"; the model calls {hideable:.0%} hideable"
+            said += ["", f"{mode['name']} hides {mode['hidden']:.0%} of gathers and reduces{model}."]
+    return said
+
+
+def page(results: dict[str, Any]) -> str:
+    parts = [table(one) for one in results.values()]
+    last = list(results.values())[-1]["conditions"]
+    parts.append(f"{last['machine']}; {last['network']}; links {last['links']}; {last['accelerator']}.")
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--modes", default="all-of-them")
+    parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
+    parser.add_argument("--save", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true", help="the figures of the file into docs/train.md")
+    parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args()
+    traces = dict(TRACES) if not options.trace else {}
+    for given in options.trace:
+        name, _, rest = given.partition("=")
+        source, _, experts = rest.rpartition(":")
+        traces[name] = (source, int(experts))
+    results = json.loads(options.save.read_text()) if options.save.exists() else {}
+    for name, (source, experts) in traces.items() if options.measure else ():
+        results[name] = measure(name, source, experts, modes_of([options.modes]), options.steps)
+        print(table(results[name]), flush=True)
+        options.save.write_text(json.dumps(results, indent=1))
+    if options.write:
+        write_figures("docs/train.md", "modes", page(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A training run, read from the folder that it wrote.
+
+run.json                  conditions and, per mode, the summary with the provenance of every figure in it
+MODE/metrics.jsonl        one line per step, and one per event
+MODE/measured.npz         one exchange with aligned clocks, and MODE/planned.npz, the same plan simulated
+MODE/spans.json           what every rank did during the last step
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeyard.errors import InvalidFile
+from moeyard.formats.strict import short
+from moeyard.provenance import Network, Provenance
+from moeyard.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """One way of running the job, and what was measured of it."""
+
+    name: str
+    summary: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    planned: Timeline | None
+    measured: Timeline | None
+    spans: Sequence[Sequence[tuple[str, float, float]]]  # rank -> what it did during the last step
+    provenance: Mapping[str, Provenance]  # key of a figure -> where it comes from
+
+    def column(self, key: str) -> tuple[list[int], list[float]]:
+        """(steps, values) of one metric."""
+        return [int(s["step"]) for s in self.steps], [float(s[key]) for s in self.steps]
+
+    def origin(self, key: str) -> Provenance:
+        """Where a figure comes from; one that does not say so is not shown."""
+        if key not in self.provenance:
+            raise InvalidFile(
+                f"run.json: {self.name}: {key} does not say where it comes from; write the run anew"
+            )
+        return self.provenance[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    title: str
+    conditions: Mapping[str, str]
+    emulated: bool  # compute times come from an emulated accelerator
+    network: Network  # that the rows crossed
+    modes: Sequence[Mode]
+    warmup: int = 0  # first steps that count for the loss but not for the times
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a run's folder. A file that is missing or of another kind is an error that names it."""
+    folder = Path(folder)
+    path = folder / "run.json"
+    if not path.is_file():
+        raise InvalidFile(f"{path}: no such file; give the folder that `moeyard train --out` wrote")
+    data = _read_json(path)
+    try:
+        modes = [_load_mode(folder / name, name, data["summary"][name]) for name in data["modes"]]
+        if not modes:
+            raise InvalidFile(f"{path}: no mode has done a step; go on with `moeyard train --resume`")
+        return Run(
+            data["title"],
+            data["conditions"],
+            data["emulated"],
+            Network(data["network"]),
+            modes,
+            int(data.get("warmup", 0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
+    except ValueError as error:  # also: not UTF-8
+        raise InvalidFile(f"{path}: not JSON: {error}") from error
+
+
+def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise InvalidFile(f"{path}: no such file; the run's folder is incomplete")
+    steps: list[Any] = []
+    events: list[Any] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise InvalidFile(f"{path}: not text: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidFile(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+            raise InvalidFile(f"{path}:{number}: {short(entry)} is no step and no event of a run")
+        (events if "event" in entry else steps).append(entry)
+    planned, measured = (
+        Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
+        for which in ("planned", "measured")
+    )
+    spans = _read_json(folder / "spans.json") if (folder / "spans.json").is_file() else []
+    origin = {
+        key: Provenance.read(one, f"{path.parent}: {key}") for key, one in summary["provenance"].items()
+    }
+    return Mode(name, summary, steps, events, planned, measured, spans, origin)
+
+
+SAME_LOSS = 1e-5  # what float32 sums in another order may differ by
+
+
+def loss_gap(run: Run) -> float:
+    """The largest difference of the loss between any two modes at any step they share."""
+    gap = 0.0
+    losses = [{int(s["step"]): float(s["loss"]) for s in mode.steps} for mode in run.modes]
+    for other in losses[1:]:
+        gap = max([gap, *(abs(other[step] - losses[0][step]) for step in other.keys() & losses[0].keys())])
+    return gap

@@ -1,0 +1,59 @@
+"""The ways of running one job that a training run compares, and what separates each from the next. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from moeyard.errors import UnknownName
+
+_HOME = {"planner": "static", "policy": "home"}
+_BEHIND = {"ahead": True}  # planned for the next step, gathered and reduced behind the rest
+_BEFORE = {"ahead": False}  # all in the foreground
+
+# name -> (what it is, options of the yard; what is not named is as the run was asked for)
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (
+        "expert parallelism by all_to_all_single, experts at home",
+        {"scheduler": "direct", **_HOME, "transport": "collective"},
+    ),
+    "direct": ("each row on its destination's rail, experts at home", {"scheduler": "direct", **_HOME}),
+    "home": ("planned exchanges, experts at home", _HOME),
+    "replicas": (
+        "replicas of hot experts, each row on its destination's rail, in the foreground",
+        {"scheduler": "direct", **_BEFORE},
+    ),
+    "shadow": (
+        "planned exchanges; hot experts shadowed on every rank, in the foreground",
+        {"planner": "shadow", "policy": "own", **_BEFORE},
+    ),
+    "prophet": (
+        "planned exchanges; replicas by Pro-Prophet's planner, ahead",
+        {"planner": "prophet", "policy": "own", **_BEHIND},
+    ),
+    "sync": ("planned exchanges, replicas of hot experts, in the foreground", _BEFORE),
+    "all": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
+    "moeyard": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
+}
+EVERY = tuple(name for name in MODES if name != "moeyard")  # which is `all` by the name of the whole
+SETS = {"both": ("plain", "moeyard"), "all-of-them": EVERY}
+
+# From plain to everything: what each mode adds to the one before it.
+CHAIN = (
+    ("plain", ""),
+    ("direct", "engine"),
+    ("home", "schedule"),
+    ("sync", "replicas"),
+    ("all", "overlap"),
+)
+
+
+def modes_of(given: Iterable[str]) -> tuple[str, ...]:
+    """Names, sets of names and lists with commas -> names, each once."""
+    found: dict[str, None] = {}
+    for text in given:
+        for name in text.split(","):
+            if name not in SETS and name not in MODES:
+                raise UnknownName.of("mode", name, [*MODES, *SETS])
+            found.update(dict.fromkeys(SETS.get(name, (name,))))
+    return tuple(found)

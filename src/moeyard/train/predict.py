@@ -1,0 +1,70 @@
+"""What the simulator says a step takes, beside what it took: the same demands, placed, assigned and scheduled as the mode does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moeyard.assign import assign
+from moeyard.runtime import expert_modules
+from moeyard.runtime.agree.ahead import RECORDS
+from moeyard.runtime.layers.ahead import choose_placement
+from moeyard.sim.step import simulate_step
+from moeyard.train.options import Options
+
+MOST = 4  # steps of a mode: each takes a few tenths of a second
+
+
+def predicted_steps(trainer: Any, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """{step: seconds by the simulator} of the last steps made, `hideable` of their gathers and reduces; None for what it knows
+    nothing of: torch's own all-to-all, and accelerators that are not emulated, whose rate nobody told it."""
+    options: Options = trainer.options
+    if trainer.accelerator is None or trainer.yard.options.transport == "collective":
+        return None
+    plans = {int(one["step"]): float(one["plan_s"]) for one in steps}
+    seconds, shares = {}, []
+    known = sorted(set(plans) & set(trainer.demands.steps))
+    for step in ([one for one in known if one >= options.warmup] or known)[-MOST:]:
+        found, serial, work = _predict(trainer, step, plans[step])
+        seconds[step] = found
+        if work > 0:
+            shares.append((serial - found) / work)
+    if not seconds:
+        return None
+    return {"seconds": seconds, "hideable": sum(shares) / len(shares) if shares else None}
+
+
+def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, float]:
+    """(seconds of the step, all in the foreground, of its gathers and reduces)."""
+    cluster, spec, options = trainer.yard.cluster, trainer.spec, trainer.yard.options
+    said = trainer.demands.steps
+    hosts, jobs = [], []
+    for layer, (_, module) in enumerate(expert_modules(trainer.model)):
+        past = [said[one][layer] for one in range(step - RECORDS, step) if one in said]
+        known = past if options.plans_ahead and past else said[step][layer]
+        share: Any = module.expert_share
+        hosts.append(choose_placement(cluster, options, known, share.home_E))
+        jobs.append(assign(cluster, said[step][layer], hosts[-1], options.policy, model=spec))
+    how: dict[str, Any] = {
+        "scheduler": options.scheduler,
+        "planning": planning / len(jobs),
+        "plan_ahead": False,
+    }
+    timeline = simulate_step(cluster, spec, hosts, jobs, overlap=options.plans_ahead, **how)
+    rest = dense_seconds(trainer)
+    if not options.plans_ahead:
+        return timeline.makespan + rest, timeline.makespan + rest, 0.0
+    serial = simulate_step(cluster, spec, hosts, jobs, overlap=False, **how)
+    work = serial.seconds("gather") + serial.seconds("reduce")
+    return timeline.makespan + rest, serial.makespan + rest, work
+
+
+def dense_seconds(trainer: Any) -> float:
+    """The all-reduce of dense gradients round a ring of all ranks, which the step's model leaves out: each nic carries them nearly
+    twice."""
+    cluster = trainer.yard.cluster
+    own = {id(p) for _, module in expert_modules(trainer.model) for p in module.parameters(recurse=False)}
+    size = sum(p.numel() * p.element_size() for p in trainer.model.parameters() if id(p) not in own)
+    ranks = cluster.num_ranks
+    rate = cluster.scale_out.bandwidth if cluster.nodes > 1 else cluster.scale_up.bandwidth
+    return float(2 * size * (ranks - 1) / ranks / rate)
