@@ -35,7 +35,7 @@ def warm_schedules(cluster: Cluster, schedulers: Iterable[str]) -> None:
 
 
 def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic:
-    """A small demand placed and assigned in each way: planner, slots, policy. The last one's traffic."""
+    """A small demand placed and assigned in each way: planner, slots, policy, ahead. The last one's traffic."""
     demand = Demand(np.random.default_rng(0).integers(0, 40, (cluster.num_ranks, cluster.num_ranks)))
     model = ModelSpec(
         row_bytes=_ROW_BYTES, expert_bytes=1 << 18, expert_flops=1e6, flops=1e10, non_moe_forward=0.01
@@ -43,5 +43,9 @@ def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic
     traffic = Traffic(np.zeros((cluster.num_ranks, cluster.num_ranks), np.int64), _ROW_BYTES)
     for way in ways:
         hosts = place(cluster, demand, way["planner"], way.get("slots"), model)
+        if way.get("ahead"):  # the same for the next demand, homes as they are
+            hosts = place(
+                cluster, [demand, demand], way["planner"], way.get("slots"), model, home_E=hosts.home_E
+            )
         traffic = assign(cluster, demand, hosts, way.get("policy", "auto"), model=model).traffic(_ROW_BYTES)
     return traffic
