@@ -27,7 +27,7 @@ ONCE_REAL = [  # the first version had these
     ),
     Mutant(
         "a report of no mode ends in an IndexError",
-        "report/run.py",
+        "report/load.py",
         "if not modes:",
         "if modes is None:",
         f"{_PAGE}::test_a_run_without_a_step_is_one_line",
@@ -129,7 +129,7 @@ TRAINING = [
     ),
     Mutant(
         "a figure without a label is shown",
-        "report/run.py",
+        "report/load.py",
         "if key not in self.provenance:",
         'if key not in self.provenance and key == "none":',
         f"{_PAGE}::test_a_figure_without_a_label_is_not_shown",

@@ -12,8 +12,8 @@ from moeyard.errors import InvalidFile, MoeyardError
 from moeyard.formats.replays import FORMAT, JSON, load_replay
 from moeyard.provenance import Provenance, by_source
 from moeyard.report import charts
+from moeyard.report.load import load_run
 from moeyard.report.page import Page, Section
-from moeyard.report.run import load_run
 from moeyard.units import show_seconds
 
 
