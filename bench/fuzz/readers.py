@@ -132,7 +132,7 @@ def make_runs(folder: Path) -> list[Path]:
     (timeline,) = stored("timeline.npz")(folder)
     run = folder / "run"
     measured = {"source": "measured", "network": "shaped", "emulated": False}
-    step = {"loss": 2.0, "tokens_per_s": 9.0, "overload": 1.1, "balancedness": 0.9, "plan_s": 0.02, "exchange_s": 0.2, "wait_s": 0.1,
+    step = {"loss": 2.0, "tokens_per_s": 9.0, "overload": 1.1, "balancedness": 0.9, "plan_s": 0.02, "exchange_s": 0.2, "gather_s": 0.1, "wait_s": 0.1,
             "x_bound": 1.1}  # fmt: skip
     summary = {"iteration_s": 1.0, **step, "rows_per_rail": {"out": [[1, 2], [3, 4]], "in": [[4, 3], [2, 1]]},
                "parts_s": {"exchange": 0.2, "wait": 0.1, "plan": 0.02, "compute": 0.5}}  # fmt: skip
@@ -159,7 +159,7 @@ def make_metrics(folder: Path) -> list[Path]:
     """Steps and an event, as a run that is gone on with left them."""
     rails = {"out": [[1, 2], [3, 4]], "in": [[4, 3], [2, 1]]}
     step = {"loss": 2.0, "seconds": 1.0, "tokens_per_s": 9.0, "overload": 1.1, "balancedness": 0.9, "plan_s": 0.02, "exchange_s": 0.2,
-            "wait_s": 0.1, "x_bound": 1.1, "rows_per_rail": rails, "parts_s": {"exchange": 0.2, "compute": 0.8},
+            "gather_s": 0.1, "wait_s": 0.1, "x_bound": 1.1, "rows_per_rail": rails, "parts_s": {"exchange": 0.2, "compute": 0.8},
             "provenance": {"loss": MEASURED, "seconds": MEASURED}}  # fmt: skip
     lines = [{"step": i, **step} for i in range(4)]
     lines.insert(2, {"event": "rail lost", "step": 2, "detail": "node 0 rail 1"})
