@@ -75,7 +75,7 @@ def load_run(folder: str | Path) -> Run:
             modes,
             int(data.get("warmup", 0)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
 
 
