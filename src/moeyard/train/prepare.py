@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from moeyard.assign import assign
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster
+from moeyard.demand import Demand
 from moeyard.formats.traces import find_trace
 from moeyard.kernels import build
-from moeyard.model import num_experts
+from moeyard.model import ModelSpec, num_experts
+from moeyard.planners import place
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
+from moeyard.sim.step import simulate_step
 from moeyard.train.options import Options
 from moeyard.warm import warm_placements, warm_schedules
 
@@ -31,4 +37,16 @@ def prepare(cluster: Cluster, options: Options) -> None:
     traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
     bound(cluster, traffic)
     simulate(cluster, schedule(cluster, traffic, "direct"))
+    _warm_step(cluster)
     warm_schedules(cluster, {options.yard(mode)["scheduler"] for mode in options.modes})
+
+
+def _warm_step(cluster: Cluster) -> None:
+    """Trees of gathers, which replicas travel along, and the simulated step beside every measured one."""
+    ranks = cluster.num_ranks
+    demand = Demand(np.random.default_rng(0).integers(0, 40, (ranks, ranks)))
+    model = ModelSpec(row_bytes=1024, expert_bytes=1 << 18, expert_flops=1e6, flops=1e10)
+    hosts = place(cluster, demand, "quota", 1, model)
+    job = assign(cluster, demand, hosts, "quota", model=model)
+    for overlap in (False, True):
+        simulate_step(cluster, model, hosts, job, scheduler="direct", overlap=overlap)
