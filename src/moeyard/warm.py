@@ -11,6 +11,7 @@ from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.estimate import estimate
+from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.lower import lower
 from moeyard.model import ModelSpec
 from moeyard.planners import place
@@ -31,7 +32,10 @@ def warm_schedules(cluster: Cluster, schedulers: Iterable[str]) -> None:
     for name in SCHEDULERS if "auto" in names else names:
         for rows in (even, *uneven):
             made = schedule(cluster, Traffic(rows, _ROW_BYTES), name)
-            estimate(cluster, made), lower(made, 0), lower(made.reversed(), 0)
+            estimate(cluster, made)
+            for one in (lower(made, 0), lower(made.reversed(), 0)):  # and as the runtime walks it
+                join_runs(one.run_ptr, one.run_space, one.run_offset, one.run_rows, one.rows)
+                chain_stages(one.after_ptr, one.after, one.scale_out_S, 1)
 
 
 def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic:
