@@ -40,6 +40,8 @@ def at(started, state=IDLE, met=0, family=0, seconds=1.0):
         ({0: at(7, "dispatch"), 1: at(6)}, [], [], [1]),
         ({0: at(8, "plan"), 1: at(7, "dispatch"), 2: at(6)}, [], [], [2]),  # some have passed one that others wait in
         ({0: at(7, "plan"), 1: at(7, "loss"), 2: at(7, "plan")}, [], [], [1]),  # in another call than most
+        ({0: at(7, "plan", 4), 1: at(7, "loss", 5), 2: at(7, "plan", 4)}, [], [], [1]),  # though it has met more
+        ({0: at(9, "plan", 4), 1: at(9, "loss", 5), 2: at(9, "plan", 4), 3: at(7, "plan", 4, 2)}, [], [], [1]),
         ({0: at(7, "plan"), 1: at(7, "loss")}, [], [], [0, 1]),  # of two, nobody can tell which is wrong
         ({0: at(7, "plan"), 1: at(7)}, [], [], [1]),  # in no call at all
         ({0: at(7, "plan"), 1: at(7, "plan")}, [], [], []),

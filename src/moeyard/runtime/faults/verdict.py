@@ -36,8 +36,9 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
     """found: where each live rank is. missing: who did not answer; then nobody else is to blame.
 
     All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones. Who
-    has started another than most is to blame, wherever it is now; else who has done fewest holds up the others. Of several: who is in no call at all while others wait in one; else who is in
-    another call than most; else who came last to the call in which all are now. Nobody, if all have waited alike.
+    has started another than most is to blame, wherever it is now; else who is in another; else who has done fewest holds up the
+    others. Of several: who is in no call at all while others wait in one; else who came last to the call in which all are now. Nobody,
+    if all have waited alike.
     """
     gone = sorted(missing)
     late = [] if gone else _late(found)
@@ -47,11 +48,12 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
 def _late(found: Mapping[int, Where]) -> list[int]:
     if strayed := _strayed(found):
         return strayed
+    # Before anybody counts meetings: who waits alone at one that is not due has met more than the others.
+    odd = [rank for family in _families(found, found) for rank in _odd(family)]
+    if odd:
+        return sorted(odd)
     behind = _fewest(found, "met")
-    families: dict[Any, dict[int, Where]] = {}
-    for rank in behind:
-        families.setdefault(found[rank].get("family"), {})[rank] = found[rank]
-    late = [rank for family in families.values() for rank in _late_in_family(family, len(found))]
+    late = [rank for family in _families(found, behind) for rank in _late_in_family(family, len(found))]
     return sorted(late) if late or len(behind) == len(found) else behind
 
 
@@ -73,15 +75,28 @@ def _strayed(found: Mapping[int, Where]) -> list[int]:
     return sorted(strayed)
 
 
+def _families(found: Mapping[int, Where], ranks: Iterable[int]) -> list[dict[int, Where]]:
+    families: dict[Any, dict[int, Where]] = {}
+    for rank in ranks:
+        families.setdefault(found[rank].get("family"), {})[rank] = found[rank]
+    return list(families.values())
+
+
+def _odd(family: Mapping[int, Where]) -> list[int]:
+    """Who is in another call than most of those who have started as many; of two, both."""
+    place = {rank: family[rank].get("state", IDLE) for rank in _fewest(family, "started")}
+    if IDLE in place.values() or len(set(place.values())) < 2:
+        return []
+    (common, count), (_, next_count) = Counter(place.values()).most_common(2)
+    return [rank for rank in place if place[rank] != common or count == next_count]
+
+
 def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
     last = _fewest(family, "started")
     place = {rank: family[rank].get("state", IDLE) for rank in last}
     idle = [rank for rank in last if place[rank] == IDLE]
     if idle and len(idle) < everyone:
         return idle
-    if len(set(place.values())) > 1:
-        (common, count), (_, next_count) = Counter(place.values()).most_common(2)
-        return [rank for rank in last if place[rank] != common or count == next_count]
     if len(last) < len(family):
         return last
     # All wait in the same call, some so long that they gave up: who came to it just now was late.
