@@ -1,6 +1,7 @@
 """The parts of a training run, each alone."""
 
 import math
+import os
 import re
 import time
 from dataclasses import replace
@@ -8,17 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 import moeyard as my
 from moeyard.errors import InvalidDemand, InvalidFile, MoeyardError, UnknownName
 from moeyard.provenance import Network, Provenance, Source
+from moeyard.runtime.agree.watcher import Mark, Queued
 from moeyard.runtime.observe.network import label
 from moeyard.train.accelerator import Accelerator
+from moeyard.train.device import SHARED, open_world
 from moeyard.train.job import late_maths
 from moeyard.train.journal import read_metrics, summarise
-from moeyard.train.meter import Flown, measured_timeline, origins
+from moeyard.train.meter import Flown, StepLog, measured_timeline, origins
 from moeyard.train.options import Options
 from moeyard.train.parts import PARTS, divide, exchange_spans
 from moeyard.train.prepare import check
@@ -170,6 +174,73 @@ def test_a_rank_waits_until_the_last_has_come_and_then_exchanges():
 )
 def test_the_network_is_what_it_is(shaped, machines, device, network):
     assert label(shaped, machines, device) is network
+
+
+def test_ranks_that_share_a_gpu_have_only_the_sockets_of_its_machine():
+    assert label(None, 1, "cuda", shared=True) is Network.LOOPBACK
+    assert label(None, 2, "cuda", shared=True) is Network.CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "says"),
+    [
+        ({"device": "cuda"}, 0, "torch sees no GPU here"),
+        ({"device": "auto", "share_gpu": True}, 0, "--share-gpu, but the ranks compute on CPUs"),
+        ({"device": "auto"}, 1, "8 ranks on this machine, but 1 GPU; start 1, or add --share-gpu"),
+        ({"device": "auto"}, 3, "8 ranks on this machine, but 3 GPUs"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(monkeypatch, given, gpus, says):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(MoeyardError, match=says):
+        open_world(Options("out", **given), in_lab=False)
+
+
+def test_ranks_that_share_a_gpu_are_hosts_to_nccl(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda name: seen.append((name, os.environ["NCCL_HOSTID"]))
+    )
+    for name, value in (("RANK", "5"), ("LOCAL_RANK", "5"), ("LOCAL_WORLD_SIZE", "8"), ("NCCL_HOSTID", "")):
+        monkeypatch.setenv(name, value)
+    for name in SHARED:
+        monkeypatch.setenv(name, "")
+    open_world(Options("out", share_gpu=True), in_lab=False)
+    assert seen == [1, ("nccl", "rank5")]
+    assert {name: os.environ[name] for name in SHARED} == SHARED
+
+
+def test_a_lab_stays_on_cpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = []
+    monkeypatch.setattr(dist, "init_process_group", seen.append)
+    open_world(Options("out"), in_lab=True)
+    assert seen == ["gloo"]
+
+
+class At:
+    """An event of a device, so many milliseconds after another."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def elapsed_time(self, other):
+        return other.at - self.at
+
+
+def test_times_of_a_device_become_the_clocks():
+    log = StepLog()
+    log.queued(Queued("plan", True, At(130.0), At(150.0), [(0, 3, 7, True)]))
+    log.read(At(100.0), 5.0)
+    assert log.queued_ == []
+    (one,) = log.flown
+    assert (one.plan, one.backward, one.began, one.ended) == ("plan", True, 5.03, 5.05)
+    assert one.marks == [Mark(0, 3, 7, True, 5.03, 5.05)]
 
 
 def test_what_nobody_counted_is_modelled():

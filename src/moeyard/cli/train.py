@@ -89,6 +89,9 @@ def run(
     timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 120.0,
     network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
     live: Annotated[bool, typer.Option("--live", help="Also serve a page on this machine that follows the run; its address is printed first.")] = False,
+    device: Annotated[str, typer.Option(help="Under torchrun: cpu (gloo), cuda (NCCL), or auto: GPUs where there are some.")] = "auto",
+    share_gpu: Annotated[bool, typer.Option("--share-gpu", help="Let several ranks share a GPU: NCCL takes them for hosts. Every code path, not its speed.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 on float32 masters.")] = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:  # fmt: skip
     """Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.
@@ -104,7 +107,7 @@ def run(
         out=str(out.resolve()), modes=modes_of(mode or ["both"]), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
         config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots,
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
-        remeasure_every=remeasure_every, timeout=timeout,
+        remeasure_every=remeasure_every, timeout=timeout, device=device, share_gpu=share_gpu, dtype=dtype,
     )  # fmt: skip
     if lab is None:
         if live:

@@ -28,13 +28,15 @@ LEAVE = 60.0  # seconds that rank 0 waits for the others at the end
 def run_rank(options: Options, progress: Progress | None = None) -> dict[str, Any]:
     """The whole run on this rank, started by torchrun, a lab or anything that sets torchrun's environment."""
     from moeyard.runtime.transport.detect import lab_place
+    from moeyard.train.device import open_world
     from moeyard.train.turns import Runner, run_side_by_side
 
     if "RANK" not in os.environ:
         raise MoeyardError("no RANK in the environment; start with torchrun, or in a lab with --lab")
     _open_files()
-    dist.init_process_group("gloo")
-    rank, place = dist.get_rank(), lab_place()
+    place = lab_place()
+    open_world(options, in_lab=place is not None)
+    rank = dist.get_rank()
     done = _finished(options)
     modes = [mode for mode in options.modes if mode not in done]
     cluster, links = _links(options) if modes else (None, "")
@@ -133,13 +135,14 @@ def _save_pictures(trainer: Any, folder: Path) -> None:
 
 NETWORKS = {
     Network.SHAPED: "a lab on one machine: namespaces, shaped by tbf",
-    Network.LOOPBACK: "UNSHAPED: all ranks on one machine's own network (namespaces refused, --network loopback, or torchrun on one machine)",
+    Network.LOOPBACK: "UNSHAPED: all ranks on one machine's own network (namespaces refused, --network loopback, or torchrun on one machine; or ranks that share a GPU)",
     Network.CLUSTER: "a cluster's own",
 }
 
 
 def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
     from moeyard.runtime.transport.detect import lab_place
+    from moeyard.train.device import describe_device
     from moeyard.train.model import describe
 
     cluster = trainer.yard.cluster
@@ -163,7 +166,8 @@ def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
             "contention law": "ideal" if law.loss == 0 else f"loss {law.loss:g} per flow beyond {law.knee:g}, at most {law.ceiling:g} x",
             "accelerator": emulated,
             "machine": machine(),
-            "model": describe(trainer.model.config),
+            "device": describe_device(trainer.yard.device, options),
+            "model": describe(trainer.model.config, options.dtype),
             "text": trainer.text.name,
             "batch": f"{options.batch} sequences of {options.length} bytes per rank",
             "routing": f"skew of the trace {options.skew}" if options.skew else "as the routers choose",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from moeyard.runtime.observe.network import network_of
 from moeyard.runtime.observe.refine import Refiner
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.demands import Demands
+from moeyard.train.device import precision
 from moeyard.train.meter import Meter, StepLog
 from moeyard.train.model import emulated_spec, make_config, make_model, model_spec
 from moeyard.train.options import Options
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 
 
 def train_step(
-    model: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, yard: yr.Yard, clip: float
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    yard: yr.Yard,
+    clip: float,
+    autocast: AbstractContextManager[Any],
 ) -> float:
     """One step on this rank's tokens[sequence, length + 1]; this rank's share of the whole batch's loss."""
-    logits = model(input_ids=tokens[:, :-1]).logits
+    with autocast:
+        logits = model(input_ids=tokens[:, :-1]).logits
     labels = tokens[:, 1:]
     loss_sum = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
     loss = yr.global_mean(loss_sum, labels.numel(), yard)
@@ -66,7 +74,7 @@ class Trainer:
             model=spec, timeout=options.timeout, watcher=log, accelerator=self.accelerator, cluster=cluster,
             **wanted,
         )  # fmt: skip
-        self.model = yr.parallelize(make_model(config, options.seed), self.yard)
+        self.model = yr.parallelize(make_model(config, options.seed).to(self.yard.device), self.yard)
         self.spec = spec or model_spec(config, options, self.yard.cluster)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
         self.text = Text(options.text, options.seed)
@@ -126,7 +134,11 @@ class Trainer:
             self.skew.step = step
         if self.accelerator is not None:
             self.accelerator.begin()
-        return train_step(self.model, self.optimizer, tokens, self.yard, self.options.clip)
+        device = self.yard.device
+        autocast = precision(device, self.options)
+        return train_step(
+            self.model, self.optimizer, tokens.to(device), self.yard, self.options.clip, autocast
+        )
 
     def go_on_without(self, error: BaseException) -> tuple[str, str]:
         """After a lost rail: agree on the dead nics, plan around them; the caller repeats the step. (event, detail)."""

@@ -13,10 +13,11 @@ from moeyard.bounds import bound
 from moeyard.provenance import Network, Provenance, data_of
 from moeyard.runtime import Yard
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.agree.watcher import Flown, Mark
+from moeyard.runtime.agree.watcher import Flown, Mark, Queued
 from moeyard.schedule import MESSAGE
 from moeyard.timeline import Timeline
 from moeyard.train.clocks import clock_offsets
+from moeyard.train.device import device_zero, wait_for_device
 from moeyard.train.parts import PARTS, divide, exchange_spans
 
 FORECAST = "forecast"  # what a yard calls waiting for a plan that is made beside the training
@@ -31,6 +32,7 @@ class StepLog:
     def __init__(self) -> None:
         self.flown: list[Flown] = []  # exchanges of rows
         self.behind: list[Flown] = []  # of experts and their gradients, behind the rest
+        self.queued_: list[Queued] = []  # on a device, until `read`
         self.spans: list[tuple[str, float, float]] = []  # kind, begin, end; for the picture of a step
         self.plan_s = self.wait_s = 0.0
         self._agreed: float | None = None
@@ -53,9 +55,21 @@ class StepLog:
     def exchanged(self, flown: Flown) -> None:
         (self.behind if flown.behind else self.flown).append(flown)
 
+    def queued(self, queued: Queued) -> None:
+        self.queued_.append(queued)
+
+    def read(self, zero: Any, at: float) -> None:
+        """The times of what was queued, when the device is done. zero: an event that was recorded when the clock said `at`."""
+        for one in self.queued_:
+            began, ended = (at + zero.elapsed_time(event) / 1e3 for event in (one.began, one.ended))
+            marks = [Mark(*message, began, ended) for message in one.messages]
+            self.flown.append(Flown(one.plan, one.backward, began, ended, marks))
+        self.queued_.clear()
+
     def clear(self) -> None:
         self.flown.clear()
         self.behind.clear()
+        self.queued_.clear()
         self.spans.clear()
         self.plan_s = self.wait_s = 0.0
 
@@ -76,10 +90,12 @@ class Meter:
         self.provenance = origins(network, emulated, counted=yard.options.transport != "collective")
         self.offsets = clock_offsets(yard)
         self._began = 0.0
+        self._zero: tuple[Any, float] | None = None  # an event, and the clock when it was recorded
         self._bounds: dict[int, float] = {}
 
     def begin(self) -> None:
         """All ranks together."""
+        self._zero = None if self.yard.device.type == "cpu" else device_zero()
         self.yard.control.gather(np.zeros(1, np.int64))
         self.log.clear()
         self._began = time.monotonic()
@@ -94,6 +110,9 @@ class Meter:
 
     def end(self, loss_share: float, tokens: int, stop: bool = False) -> dict[str, Any]:
         """Metrics of the step just done. `stop`: true on all ranks if it is on any."""
+        if self._zero is not None:
+            wait_for_device()
+            self.log.read(*self._zero)
         ended_at = time.monotonic()
         flown = self.foreground()
         hidden = sum(one.ended - one.began for one in self.log.behind)
@@ -197,7 +216,10 @@ class Meter:
     # pictures
 
     def timeline(self) -> tuple[Timeline, Any] | None:
-        """(measured course, schedule) of the step's largest dispatch, on rank 0; every rank calls this."""
+        """(measured course, schedule) of the step's largest dispatch, on rank 0; every rank calls this. None on a device, where
+        only whole exchanges have times."""
+        if self.yard.device.type != "cpu":
+            return None
         flown = self.foreground()
         sizes = [int(one.plan.traffic.rows.sum()) if one.marks or self.yard.size == 1 else 0 for one in flown]
         heard = self.yard.control.gather(np.array(sizes, np.int64)).max(axis=0)

@@ -9,7 +9,7 @@ import torch
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidModel
 from moeyard.model import ModelSpec, num_experts
-from moeyard.train.options import Options
+from moeyard.train.options import DTYPES, Options
 from moeyard.train.text import VOCABULARY
 
 # Sizes for a network of 50 Mbit/s, under the names that families use for them.
@@ -49,7 +49,7 @@ def make_config(options: Options) -> Any:
 
 
 def make_model(config: Any, seed: int) -> Any:
-    """The same weights on every rank."""
+    """The same weights on every rank and device."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -59,10 +59,10 @@ def make_model(config: Any, seed: int) -> Any:
     return model
 
 
-def describe(config: Any) -> str:
+def describe(config: Any, dtype: str = "float32") -> str:
     return (
         f"{config.model_type}: {config.num_hidden_layers} layers of {num_experts(config)} experts, top-{config.num_experts_per_tok}, "
-        f"width {config.hidden_size}, float32"
+        f"width {config.hidden_size}, {'float32' if dtype == 'float32' else f'{dtype} on float32 masters'}"
     )
 
 
@@ -71,7 +71,9 @@ def model_spec(config: Any, options: Options, cluster: Cluster) -> ModelSpec:
 
     Without an accelerator the guess is the network's own speed: a row is computed in the time a nic takes to carry it.
     """
-    spec = ModelSpec.from_config(config, flops=1.0, dtype_bytes=4, tokens_per_rank=options.tokens)
+    spec = ModelSpec.from_config(
+        config, flops=1.0, dtype_bytes=DTYPES[options.dtype], tokens_per_rank=options.tokens
+    )
     return _at_rate(config, options, options.compute or cluster.scale_out.bandwidth / spec.row_bytes)
 
 
@@ -81,6 +83,7 @@ def emulated_spec(config: Any, options: Options) -> ModelSpec | None:
 
 
 def _at_rate(config: Any, options: Options, rows_per_second: float) -> ModelSpec:
-    spec = ModelSpec.from_config(config, flops=1.0, dtype_bytes=4, tokens_per_rank=options.tokens)
+    width = DTYPES[options.dtype]
+    spec = ModelSpec.from_config(config, flops=1.0, dtype_bytes=width, tokens_per_rank=options.tokens)
     flops = rows_per_second * spec.expert_flops
-    return ModelSpec.from_config(config, flops=flops, dtype_bytes=4, tokens_per_rank=options.tokens)
+    return ModelSpec.from_config(config, flops=flops, dtype_bytes=width, tokens_per_rank=options.tokens)

@@ -12,6 +12,9 @@ from moeyard.train.modes import MODES
 
 LINKS = ("measure", "nominal")
 
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a value
+
 
 @dataclass(frozen=True)
 class Options:
@@ -44,6 +47,9 @@ class Options:
     )
     refine: bool = False  # plan for nics as the exchanges of the steps show them
     turn: int = 2  # steps that a mode makes before the next one's turn
+    device: str = "auto"  # cpu (gloo), cuda (NCCL), or what is there; a lab is cpu
+    share_gpu: bool = False  # more ranks on a machine than it has GPUs
+    dtype: str = "float32"  # what is computed in; masters are float32
     faults: tuple[tuple[int, str, int, int, float], ...] = ()  # step, break | slow | mend, node, rail, factor
 
     def __post_init__(self) -> None:
@@ -55,6 +61,9 @@ class Options:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
         if self.links not in LINKS:
             raise UnknownName.of("kind of links", self.links, LINKS)
+        for what, known in (("device", DEVICES), ("dtype", DTYPES)):
+            if getattr(self, what) not in known:
+                raise UnknownName.of(what, getattr(self, what), known)
         check_choices(self.scheduler, self.planner, self.policy)
         rates = {"timeout": self.timeout, "learning_rate": self.learning_rate, "compute": self.compute}
         for what, value in rates.items():

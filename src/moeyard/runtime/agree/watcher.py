@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from moeyard.runtime.agree.plans import Plan
 
@@ -29,10 +29,22 @@ class Flown(NamedTuple):
     behind: bool = False  # the training: an expert on its way to a host, or its gradient on the way home
 
 
+class Queued(NamedTuple):
+    """One exchange on CUDA, as the stream that waited for it saw it."""
+
+    plan: Plan
+    backward: bool
+    began: Any  # torch.cuda.Event, timing
+    ended: Any
+    messages: list[
+        tuple[int, int, int, bool]
+    ]  # of this rank: stage, peer, rows, sent; none of torch's own all-to-all
+
+
 class Watcher(Protocol):
     """`Yard(watcher=...)`. Called in the thread that did the work, so be quick; times by time.monotonic().
 
-    On NCCL the host never waits for an exchange, so it cannot say when one ended: `exchanged` is not called there.
+    On NCCL the host never waits for an exchange, so it cannot say when one ended: there `queued` is called, not `exchanged`.
     """
 
     def agreed(self, kind: str, began: float, ended: float) -> None:
@@ -43,3 +55,6 @@ class Watcher(Protocol):
 
     def exchanged(self, flown: Flown) -> None:
         """All rows have left and arrived."""
+
+    def queued(self, queued: Queued) -> None:
+        """On CUDA: somebody waits for the exchange; its times can be read when the device is done."""

@@ -21,6 +21,7 @@ from moeyard.runtime.options import Options
 from moeyard.runtime.transport.api import Pending, Transport
 from moeyard.runtime.transport.gloo import GlooThreads
 from moeyard.runtime.transport.nccl import NcclStreams
+from moeyard.runtime.transport.timed import Timed
 
 
 class Job(Protocol):
@@ -195,6 +196,8 @@ def behind_of(options: Options, transport: Transport, carry: Carry, apart: Calla
     """Where a yard's jobs run. apart: makes a transport on communicators of its own; every rank of the world comes here at once."""
     if not options.plans_ahead:
         return AtOnce(carry)
+    if isinstance(transport, Timed):
+        transport = transport.inner
     if isinstance(transport, GlooThreads):
         return BehindThread(transport)
     if isinstance(transport, NcclStreams):

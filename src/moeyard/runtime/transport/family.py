@@ -9,6 +9,7 @@ from moeyard.runtime.transport.api import Deck, Transport
 from moeyard.runtime.transport.collective import Collective
 from moeyard.runtime.transport.gloo import GlooThreads
 from moeyard.runtime.transport.nccl import NcclStreams
+from moeyard.runtime.transport.timed import Timed
 
 TRANSPORTS: dict[str, Callable[[Deck], Transport]] = {
     "gloo": GlooThreads,
@@ -26,4 +27,11 @@ def choose_transport(name: str | None, backend: str) -> Callable[[Deck], Transpo
         raise InvalidCluster(
             f"transport {name!r} needs {name} groups, but the yard's are {backend}; leave it out, or take 'collective'"
         )
-    return TRANSPORTS[name]
+    kind = TRANSPORTS[name]
+
+    def made(deck: Deck) -> Transport:
+        if deck.watcher is None or deck.device.type == "cpu":
+            return kind(deck)
+        return Timed(kind(deck), deck.watcher, counts=name != "collective")
+
+    return made
