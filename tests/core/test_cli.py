@@ -194,6 +194,13 @@ def test_clusters_lists_the_presets(call):
     assert data["h200-4x8"]["scale_out"] == {"bandwidth": 48.85e9, "latency": 1e-5}
 
 
+def test_doctor_of_a_cluster_wants_torchrun(call, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    status, _, told = call("doctor", "--cluster")
+    assert status == 2
+    assert "torchrun" in told
+
+
 def test_doctor_says_what_is_here_and_what_the_rest_would_enable(call):
     status, out, _ = call("doctor")
     assert status == 0
