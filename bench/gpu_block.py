@@ -205,27 +205,75 @@ def host(hf, times=30, depth=8):
             whole(block, 1)
             torch.cuda.synchronize()
         row[f"{who}kernels"] = sum(event.device_type.name == "CUDA" for event in profile.events())
-    yield row
+    yield row | whole_layer(d_y, times, depth)
 
 
-def initial():
-    """Seconds to draw a Mixtral layer's experts on the device."""
+def whole_layer(d_y, times, depth):
+    """The same of `MoELayer` on a yard of one rank: dispatch, plan and combine too, and the one wait for the counts."""
+    import torch
+    import torch.distributed as dist
+
+    import moeyard as my
+    import moeyard.runtime as yr
+
+    _, hidden, inner, experts, top_k = TINY
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    row = {}
+    with yr.Yard(cluster=my.Cluster(1, 1, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))) as yard:
+        layers = [
+            yr.MoELayer(hidden, inner, experts, top_k, yard, dtype=torch.bfloat16) for _ in range(depth)
+        ]
+        x = torch.randn_like(d_y)
+        for name, deep in (("layer_alone_ms", 1), ("layer_ms", depth)):
+            found = []
+            for turn in range(times + 5):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                y = x
+                for one in layers[:deep]:
+                    y = one(y)
+                y.backward(d_y)
+                took = time.perf_counter() - start
+                for one in layers[:deep]:
+                    one.zero_grad()
+                if turn >= 5:
+                    found.append(took / deep * 1e3)
+            row |= {name: statistics.median(found), name.replace("_ms", "_best_ms"): min(found)}
+    dist.destroy_process_group()
+    return row
+
+
+def initial(ranks=4):
+    """Seconds to draw a Mixtral layer's experts on the device, and whether several ranks draw the same as one."""
     import torch
 
-    from moeyard.runtime.block import initial_experts
+    from moeyard.runtime import MoELayer
 
-    _, hidden, inner, experts, _ = SHAPES["mixtral"]
-    gate_up = torch.empty(experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16)
-    down = torch.empty(experts, hidden, inner, device="cuda", dtype=torch.bfloat16)
+    _, hidden, inner, experts, top_k = SHAPES["mixtral"]
+
+    def layer_of(rank, size):
+        place = SimpleNamespace(rank=rank, size=size, device=torch.device("cuda", 0), next_site=lambda: 1)
+        return MoELayer(hidden, inner, experts, top_k, place, dtype=torch.bfloat16)
+
     found = []
     for _ in range(2):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for number, stack in enumerate((gate_up, down)):
-            initial_experts(stack, range(experts), seed=0, stack=number)
+        whole = layer_of(0, 1)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
-    yield {"shape": "initial mixtral", "first_s": found[0], "seconds": found[1]}
+    shares = [layer_of(rank, ranks) for rank in range(ranks)]
+    alike = all(
+        torch.equal(getattr(share, name), getattr(whole, name)[share.own])
+        for share in shares
+        for name in whole.expert_parameter_names
+    )
+    yield {
+        "shape": "initial mixtral",
+        "first_s": found[0],
+        "seconds": found[1],
+        f"as_on_{ranks}_ranks": alike,
+    }
 
 
 def rows_of(case, options):

@@ -34,6 +34,7 @@ from moeyard.runtime.layers.replicas import gather_experts
 from moeyard.runtime.layers.share import Share, Stack, expert_modules
 from moeyard.runtime.observe.measure import measure, measure_links, remeasure
 from moeyard.runtime.observe.routing import Recorder, record, record_text
+from moeyard.runtime.state.by_expert import by_expert
 from moeyard.runtime.state.checkpoint import (
     Resumed,
     Saving,
@@ -66,6 +67,7 @@ __all__ = [
     "all_to_all_single",
     "balance_loss",
     "begin_forward",
+    "by_expert",
     "clip_grad_norm_",
     "combine",
     "dense_parameters",

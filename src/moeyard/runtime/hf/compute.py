@@ -21,7 +21,7 @@ from moeyard.runtime.layers.chunks import through_experts
 from moeyard.runtime.layers.dispatch import Route
 from moeyard.runtime.layers.precision import travel_dtype
 from moeyard.runtime.layers.replicas import Hosted, read_again
-from moeyard.runtime.layers.share import Share, tell
+from moeyard.runtime.layers.share import Share, stack_parameters, tell
 from moeyard.runtime.roles import Hosts
 
 NAME = "moeyard"
@@ -55,7 +55,7 @@ def experts_forward(
 
 def _pure(module: nn.Module) -> bool:
     """Whether what lies between the matrices may be computed again in the backward pass: it neither trains nor draws."""
-    names = set(module.expert_parameter_names)  # type: ignore[arg-type]
+    names = {name for name, _ in stack_parameters(module)}
     beside = (name for name, one in module.named_parameters() if one.requires_grad and name not in names)
     learns = any(not name.startswith("post_expert_norm.") for name in beside)
     draws = any(isinstance(one, _Dropout) and one.training and one.p > 0 for one in module.modules())
@@ -149,7 +149,7 @@ def through(
 
     return through_experts(
         yard,
-        Layer(module.expert_site.number, module.expert_name, stacks, dtype),
+        Layer(module.expert_site.number, module.expert_name, stacks, dtype, owner=module),
         x_TD.to(dtype),
         index,
         None if weights is None else weights.reshape(index.shape),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MethodType
 from typing import Any
 
@@ -43,7 +43,7 @@ def parallelize(model: Any, yard: Base, *, homes: Homes = None) -> Any:
         _cut(place, yard, _homes(homes, place.name), shared)
         place.module.expert_site, place.module.expert_name = Site(yard), place.name
     _choose(model, [place.module for place in places if on_interface(place.module)])
-    model._ddp_params_and_buffers_to_ignore = [name for name, _ in expert_parameters(model)]
+    model._ddp_params_and_buffers_to_ignore = ExpertNames(model)
     model.register_forward_pre_hook(BeginForward(yard))
     model.register_forward_hook(WholeBatchRouterLoss(yard), with_kwargs=True)
     if hasattr(model, "generate"):
@@ -66,6 +66,16 @@ class BeginForward:
 @outside_graphs
 def _begin(yard: Base) -> None:
     begin_forward(yard)
+
+
+class ExpertNames:
+    """The names of a model's expert parameters when somebody asks, as DDP does: adapters may have come since."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in expert_parameters(self._model))
 
 
 def _generate(self: Any, *args: Any, synced_gpus: bool | None = None, **kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moeyard.arrays import IntArray
@@ -54,6 +55,7 @@ class Layer(NamedTuple):
     stacks: Sequence[torch.Tensor]
     dtype: torch.dtype
     training: bool = False  # as told, by who shows no stacks
+    owner: nn.Module | None = None  # whose parameters the stacks are
 
     @property
     def width(self) -> int:
@@ -73,12 +75,26 @@ class _Known:
     name: str
     stacks: tuple[weakref.ref[torch.Tensor], ...]
     dtype: torch.dtype
+    owner: weakref.ref[nn.Module] | None
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Known:
+        owner = None if layer.owner is None else weakref.ref(layer.owner)
+        return cls(layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner)
 
     def layer(self, site: int) -> Layer | None:
+        """None if its stacks are not there now: gone, made anew at every call (adapters), or taken back by FSDP2, which frees them
+        between calls and fills them on a stream of its own before it puts them back into the module."""
         stacks = [one() for one in self.stacks]
-        if any(one is None for one in stacks):
+        owner = None if self.owner is None else self.owner()
+        if any(one is None for one in stacks) or (self.owner is not None and owner is None):
             return None
-        return Layer(site, self.name, [one for one in stacks if one is not None], self.dtype)
+        if owner is not None and not all(
+            any(one is held for held in owner._parameters.values()) for one in stacks
+        ):
+            return None
+        there = [one for one in stacks if one is not None]
+        return Layer(site, self.name, there, self.dtype, owner=owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +161,7 @@ class Call:
             workspace.ahead += 1
         elif placement.copies:  # before the next layer's: their memory is used in turn
             begun = gather_now(yard, placement, layer.stacks, layer.dtype, layer.name, layer.site)
-        workspace.known[layer.site] = _Known(
-            layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype
-        )
+        workspace.known[layer.site] = _Known.of(layer)
         way = _Planner(yard, layer, self.home_E)
         yard.forecasts.seen(layer.site, demand, placement, way)
         if self._next is not None and self._next[0] > layer.site:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import register_pytree_node
 
 from moeyard.arrays import IntArray
 from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
-from moeyard.runtime.block import grouped_experts
+from moeyard.runtime.block import expert_block, grouped_experts, initial_experts
 from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.chunks import through_experts
@@ -31,6 +32,14 @@ class RouterState:
     probabilities: torch.Tensor
     index: torch.Tensor
     weights: torch.Tensor
+
+
+# So that FSDP2 finds the tensors of a router that it wraps, and gathers its weight again for the backward pass.
+register_pytree_node(
+    RouterState,
+    lambda state: ([state.probabilities, state.index, state.weights], None),
+    lambda tensors, _: RouterState(*tensors),
+)
 
 
 class TopKRouter(nn.Module):
@@ -113,14 +122,9 @@ class MoELayer(nn.Module):
         return list(self.expert_share.own)
 
     def reset(self, seed: int) -> None:
-        """Normal weights, scaled by the width that they read."""
-        with torch.no_grad():
-            for place, e in enumerate(self.own):
-                generator = torch.Generator().manual_seed(seed * 1_000_003 + e)
-                for stacked in (self.gate_up, self.down):
-                    scale = stacked.shape[2] ** -0.5
-                    values = torch.randn(stacked.shape[1:], generator=generator, dtype=torch.float64) * scale
-                    stacked[place].copy_(values)
+        """Normal weights, scaled by the width that they read; drawn where they lie."""
+        for number, stacked in enumerate((self.gate_up, self.down)):
+            initial_experts(stacked, self.own, seed=seed, stack=number)
 
     def load_logical(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
         """Take this rank's experts from stacks in logical order."""
@@ -140,7 +144,10 @@ class MoELayer(nn.Module):
     def experts(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Dispatch, compute, combine. Runs outside torch.compile's graph."""
         dtype = travel_dtype(x_TD)
-        layer = Layer(self.site, self.name, (self.gate_up, self.down), dtype)
+        watched = "expert_observer" in self.__dict__
+        if self.yard.size == 1 and x_TD.is_cuda and dtype == x_TD.dtype and not watched:
+            return self.alone(x_TD, index, weights)
+        layer = Layer(self.site, self.name, (self.gate_up, self.down), dtype, owner=self)
         return through_experts(
             self.yard,
             layer,
@@ -152,6 +159,16 @@ class MoELayer(nn.Module):
             out=x_TD.dtype,
             told=lambda demand: tell(self, demand),
         )
+
+    def alone(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """All experts are here: nobody to agree with and nothing to send, so the host need not wait for the counts. It cannot say
+        which choice was wrong, either: the device does."""
+        fine = ((index >= 0) & (index < self.num_experts)).all()
+        torch._assert_async(
+            fine, f"{self.name}: a router chose an expert outside 0..{self.num_experts - 1}; mend the router"
+        )
+        stacks = (stack.to(x_TD.dtype) for stack in (self.gate_up, self.down))
+        return expert_block(x_TD, index, weights, *stacks, activation=self.activation)
 
     def _compute(
         self, rows: torch.Tensor, route: Route, gathered: Sequence[torch.Tensor], hosted: Hosted | None

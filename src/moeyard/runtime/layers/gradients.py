@@ -18,7 +18,7 @@ from torch import nn
 from moeyard.errors import InvalidModel
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.floor import Floor
-from moeyard.runtime.layers.share import expert_modules
+from moeyard.runtime.layers.share import expert_modules, stack_parameters
 from moeyard.runtime.roles import Company
 
 
@@ -26,8 +26,7 @@ def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """(full name, parameter) of every expert-parallel parameter: what DDP and FSDP must leave alone."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        for name in getattr(module, "expert_parameter_names", ()):
-            parameter = getattr(module, name)
+        for name, parameter in stack_parameters(module):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield (f"{prefix}.{name}" if prefix else name), parameter
@@ -77,7 +76,8 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     """Make every gradient that of the whole batch. Call once per step, after the last backward, before clipping.
 
     dense=False: DDP or FSDP2 reduces the dense parameters. They average, so give the backward `loss * ranks` and
-    scale=1/ranks here, which the experts' gradients are multiplied by. A parameter that no rank used keeps grad None.
+    scale=1/ranks here, which the experts' gradients are multiplied by. Expert stacks that FSDP2 shards over the data-parallel ranks
+    are summed by it; its average over them is undone here. A parameter that no rank used keeps grad None.
     """
     # Frozen ones too: whether a gradient is there is agreed, what requires one is this rank's own affair.
     experts = [parameter for _, parameter in expert_parameters(model)]
@@ -87,14 +87,20 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     shares: list[Any] = [module.expert_share for _, module in expert_modules(model)]
     homes = small_digest(*(share.home_E for share in shares))
     floor = yard.floor("sync_gradients").meet(dense, scale, kinds, homes)
-    if scale != 1.0:
-        for parameter in experts:
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale)
+    for parameter in experts:
+        factor = scale * _averaged(parameter)
+        if parameter.grad is not None and factor != 1.0:
+            parameter.grad.mul_(factor)
     if dense:
         _reduce(plain, yard.dense_group, floor, yard.device)
     if yard.data_group is not None:
-        _reduce(experts, yard.data_group, floor, yard.device)
+        _reduce([one for one in experts if _averaged(one) == 1], yard.data_group, floor, yard.device)
+
+
+def _averaged(parameter: nn.Parameter) -> int:
+    """Over how many ranks FSDP2 has averaged its gradient."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return 1 if mesh is None else int(mesh.size())
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from moeyard.placement import Placement
 from moeyard.runtime.agree.first import all_or_none
 from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.layers.autograd import all_to_all_single
-from moeyard.runtime.layers.share import Share, expert_modules
+from moeyard.runtime.layers.share import Share, expert_modules, refuse_altered
 from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"]
@@ -84,6 +84,8 @@ def _orders(
             raise InvalidPlacement(
                 f"{name}: homes must be {share.num_experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
             )
+        if (home_E != share.home_E).any():
+            refuse_altered(name, module, "move experts")
         own: dict[str, nn.Parameter] = {stack.name: getattr(module, stack.name) for stack in share.stacks}
         if any((done.get(id(one), home_E) != home_E).any() for one in own.values()):
             raise InvalidPlacement(f"{name}: shares its experts with a layer that has other homes")

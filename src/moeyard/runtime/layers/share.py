@@ -12,6 +12,8 @@ The contract of everything that trains, saves, loads or moves experts (optimizer
                                                          # (None: a tensor of its own), to be viewed as parameter[i]
 
 A rank that owns no expert of a module has stacks of length 0. What is not a stack (routers, shared experts, norms) is dense.
+A stack may be parametrized (torch.nn.utils.parametrize), as by adapters: then what trains are the parametrization's parameters,
+experts first (`stack_parameters`). FSDP2 may shard a stack over data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.nn.utils import parametrize
 
 from moeyard.arrays import IntArray, frozen
 from moeyard.demand import Demand
-from moeyard.errors import InvalidPlacement
+from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.runtime.roles import Hosts
 
 
@@ -91,6 +94,35 @@ def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if getattr(module, "expert_share", None) is not None:
             yield name, module
+
+
+def stack_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name in the module, parameter) of all that its experts are made of; dimension 0 is the expert in each of them."""
+    found: Any = module
+    for name in getattr(found, "expert_parameter_names", ()):
+        if not parametrize.is_parametrized(module, name):
+            yield name, getattr(found, name)
+            continue
+        for inner, parameter in found.parametrizations[name].named_parameters():
+            where, experts = f"parametrizations.{name}.{inner}", len(found.expert_share.own)
+            if parameter.ndim == 0 or len(parameter) != experts:
+                raise InvalidModel(
+                    f"{where} is {list(parameter.shape)} for {experts} experts here; what a parametrization of experts trains "
+                    f"has the experts first, so that it can be summed, saved and moved with them"
+                )
+            yield where, parameter
+
+
+def refuse_altered(name: str, module: nn.Module, call: str) -> None:
+    """For calls that write into the stacks themselves: what a parametrization made, or a shard, would not keep it."""
+    found: Any = module
+    for stack in found.expert_parameter_names:
+        altered = "is parametrized" if parametrize.is_parametrized(module, stack) else ""
+        altered = altered or ("is sharded" if hasattr(getattr(found, stack), "to_local") else "")
+        if altered:
+            raise InvalidModel(
+                f"{name}.{stack} {altered}; {call} before adapters or FSDP2 are put on experts"
+            )
 
 
 def tell(module: Any, demand: Demand) -> None:

@@ -39,6 +39,12 @@ class LogicalStack:
     local: torch.Tensor
     own: tuple[int, ...]
     num_experts: int
+    sharded: torch.Tensor | None = None  # the DTensor whose shard `local` is, if it is one
+
+    @property
+    def held(self) -> torch.Tensor:
+        """As the parameter itself lies here."""
+        return self.local if self.sharded is None else self.sharded
 
     @property
     def shape(self) -> torch.Size:
@@ -81,6 +87,16 @@ def held(value: torch.Tensor | LogicalStack) -> Held:
     else:
         parts = [((0,) * value.ndim, value)]
     return Held(facts, tuple(piece for at, part in parts if part.numel() for piece in _cut(at, part)))
+
+
+def shard_of_experts(value: Any) -> tuple[torch.Tensor, int]:
+    """(this rank's part of a stack that FSDP2 shards, which of the stack's experts is its first)."""
+    ((offset, local),) = _shard(value)
+    if tuple(local.shape[1:]) != tuple(value.shape[1:]):
+        raise InvalidFile(
+            f"an expert stack {tuple(value.shape)} lies here as {tuple(local.shape)}; shard experts by expert, Shard(0)"
+        )
+    return local, offset[0] if len(local) else 0
 
 
 def _shard(value: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:

@@ -19,8 +19,8 @@ from torch import nn
 
 from moeyard.errors import InvalidFile, InvalidModel
 from moeyard.formats.strict import short
-from moeyard.runtime.layers.share import Share, expert_modules
-from moeyard.runtime.state.logical import Facts, LogicalStack, check_names
+from moeyard.runtime.layers.share import Share, expert_modules, stack_parameters
+from moeyard.runtime.state.logical import Facts, LogicalStack, check_names, shard_of_experts
 
 GROUPS = "optimizer groups"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -50,8 +50,8 @@ def parameter_shares(model: nn.Module) -> dict[int, Share]:
     found: dict[int, Share] = {}
     module: Any
     for _, module in expert_modules(model):
-        for name in module.expert_parameter_names:
-            found[id(getattr(module, name))] = module.expert_share
+        for _, parameter in stack_parameters(module):
+            found[id(parameter)] = module.expert_share
     return found
 
 
@@ -74,7 +74,12 @@ def clean_name(model: nn.Module, name: str) -> str:
 
 
 def _stacked(value: torch.Tensor, share: Share | None) -> torch.Tensor | LogicalStack:
-    return value if share is None else LogicalStack(value, share.own, share.num_experts)
+    if share is None:
+        return value
+    if not hasattr(value, "to_local"):
+        return LogicalStack(value, share.own, share.num_experts)
+    local, first = shard_of_experts(value)
+    return LogicalStack(local, share.own[first : first + len(local)], share.num_experts, value)
 
 
 # optimizers
@@ -141,6 +146,8 @@ def _blank(key: str, saved: Facts | None, parameter: torch.Tensor, share: Share 
     if share is not None:
         if size[0] != share.num_experts:
             raise InvalidFile(f"{key} is {size} in the checkpoint, for {share.num_experts} experts")
+        if size[1:] == tuple(parameter.shape[1:]):
+            return _stacked(torch.empty_like(parameter, dtype=dtype, requires_grad=False), share)
         local = torch.empty((len(share.own), *size[1:]), dtype=dtype, device=parameter.device)
         return LogicalStack(local, share.own, share.num_experts)
     if size == tuple(parameter.shape):
@@ -157,7 +164,7 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
         if key.startswith("optimizer."):
             name, _, entry = key.removeprefix("optimizer.").rpartition("/")
             by_parameter.setdefault(name, {})[entry] = (
-                value.local if isinstance(value, LogicalStack) else value
+                value.held if isinstance(value, LogicalStack) else value
             )
     names, several = _names(model), _several(optimizers)
     _check_groups(loaded[GROUPS])

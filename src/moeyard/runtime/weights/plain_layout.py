@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.layers.share import Share, Stack, expert_modules
+from moeyard.runtime.layers.share import Share, Stack, expert_modules, refuse_altered
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,7 @@ def plain_tensors(model: Any) -> dict[str, torch.Tensor | PlainExperts]:
     plain: dict[str, torch.Tensor | PlainExperts] = {}
     module: Any
     for name, module in expert_modules(model):
+        refuse_altered(name, module, "load and export")
         for stack in module.expert_share.stacks:
             local.add(_join(name, stack.name))
             plain |= dict(_experts(name, module, stack))
