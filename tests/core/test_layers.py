@@ -58,7 +58,7 @@ LAYERS = {
         "workloads",
     },
     3: {"eplb", "runtime"},  # eplb takes and gives tensors
-    4: {"__main__", "cli", "lab", "live", "report", "reproduce", "train"},
+    4: {"__main__", "cli", "lab", "live", "report", "reproduce", "titan", "train"},
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 APART = [("planners", "schedulers"), ("schedulers", "planners"), ("runtime", "sim")]
