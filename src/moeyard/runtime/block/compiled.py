@@ -1,13 +1,15 @@
-"""Exchanges and experts under torch.compile: they run outside its graphs."""
+"""Exchanges and experts under torch.compile, outside its graphs, and under what watches single operations."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,3 +30,9 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a caller's graph breaks here
     return call
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Where selective checkpointing does not look. It counts the operations of a forward and wants the same ones again; but a gather that
+    was begun a layer ahead is made on the spot when autograd recomputes the layer."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()

@@ -31,6 +31,7 @@ from moeyard.planners import place
 from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
+from moeyard.runtime.block.compiled import unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
@@ -194,8 +195,9 @@ def begin(yard: Hosts, site: int, coming: Coming) -> None:
     layer = None if known is None else known.layer(site)
     if layer is None or coming.placement.copies == 0:
         return
-    hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
-    yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming, evidence_of(layer.stacks))
+    with unseen():
+        hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
+        yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming, evidence_of(layer.stacks))
 
 
 def begin_forward(yard: Hosts) -> None:

@@ -20,6 +20,7 @@ import torch
 from moeyard.arrays import IntArray
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.block.compiled import unseen
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.roles import Hosts
@@ -249,10 +250,11 @@ def gather_experts(
     """
     if placement.copies == 0:
         return tuple(one.to(dtype) for one in parameters), None
-    if ahead is None:
-        ahead = gather_now(yard, placement, parameters, dtype, name, site)
-    ahead.hosted.again()
-    weights = Use.apply(ahead.hosted, *ahead.weights)  # type: ignore[no-untyped-call]
+    with unseen():
+        if ahead is None:
+            ahead = gather_now(yard, placement, parameters, dtype, name, site)
+        ahead.hosted.again()
+        weights = Use.apply(ahead.hosted, *ahead.weights)  # type: ignore[no-untyped-call]
     return weights, ahead.hosted
 
 
@@ -266,8 +268,9 @@ def gather_now(
 ) -> Ahead:
     """A gather that nobody began before."""
     yard.workspace.spot += 1
-    way = way_now(yard, placement, parameters, dtype)
-    return Ahead(Hosted(yard, way, parameters, dtype, name, site), parameters)
+    with unseen():
+        way = way_now(yard, placement, parameters, dtype)
+        return Ahead(Hosted(yard, way, parameters, dtype, name, site), parameters)
 
 
 def read_again(hosted: Hosted | None, *places: int) -> Callable[[], list[torch.Tensor]] | None:
