@@ -11,7 +11,8 @@ from tests.strategies import clusters, jobs
 
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
-from moeyard.estimate import estimate, estimate_lanes, estimate_listed
+from moeyard.estimate import estimate, estimate_blocks, estimate_lanes, estimate_listed
+from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Pairs
 from moeyard.forms.listed import Listed
 from moeyard.kernels.common.csr import grouped
@@ -22,6 +23,7 @@ from moeyard.kernels.cost.share import BINS, FEW, Shared, integrate, share, shar
 from moeyard.kernels.lanes.match import match, new_runs
 from moeyard.kernels.lanes.quotas import quotas
 from moeyard.schedule import Schedule
+from moeyard.schedulers.lanes import wave_orders
 
 LAW = (0.05, 1.0, 2.0)
 every_scheduler = pytest.mark.parametrize("name", sorted(my.SCHEDULERS))
@@ -326,6 +328,54 @@ def test_first_looks_are_the_busiest_nodes(job):
     assert pairs.looks[1].longest == pytest.approx(alone.max())
     if cluster.datacenters == 1:
         assert estimate(cluster, my.schedule(cluster, job[1], "shot")) >= pairs.looks[1].at_once * (1 - 0.06)
+
+
+@pytest.mark.parametrize("nics", [2, 4])
+@pytest.mark.parametrize("kind", ["random", "zipf-pairs:0.9", "hot"])
+def test_every_wave_costs_a_latency(nics, kind):
+    cluster = Cluster(3, 4, Port(380e9, 2e-6), Port(48.85e9, 1e-5), nics_per_node=nics)
+    traffic = my.workload(kind, 12, mb=16, seed=3)
+    orders = list(wave_orders(Pairs.of(cluster, traffic)))
+    assert sorted(name for name, _, _ in orders) == ["rails", "waves"]
+    for name, least, make in orders:
+        assert my.simulate(cluster, my.schedule(cluster, traffic, name)).makespan >= least * (1 - 1e-9)
+        assert estimate_lanes(make()) >= least * (1 - 1e-9)
+
+
+def slow_fair_seconds(sizes, law):
+    """A port of capacity 1, all starting together: the smallest leaves, the others go on."""
+    now, sent, sizes = 0.0, 0.0, sorted(sizes)
+    for i, size in enumerate(sizes):
+        flows = len(sizes) - i
+        now += (size - sent) * flows * law.factor(flows)
+        sent = size
+    return now
+
+
+@pytest.mark.parametrize("nodes", [3, 6])  # with up to 32 ranks exactly, with more in bins
+@pytest.mark.parametrize("nics", [4, 8])
+@pytest.mark.parametrize("kind", ["random", "zipf:0.9", "hot", "sparse:0.2"])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_straight_blocks_take_as_long_as_their_slowest_nic(nodes, nics, kind, loss):
+    law, speed = Contention(loss, 1, 2), np.ones((nodes, nics))
+    speed[1, 2], speed[0, 1] = 0.5, 0.8
+    cluster = Cluster(
+        nodes, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), nics_per_node=nics, rails=speed, contention=law
+    )
+    traffic = my.workload(kind, 8 * nodes, mb=16, seed=4)
+    node, slowest = np.arange(8 * nodes) // 8, 0.0
+    across = np.where(node[:, None] != node, traffic.rows, 0)
+    for k in range(nodes):
+        for m in range(nics):
+            here = k * 8 + np.flatnonzero(np.arange(8) * nics // 8 == m)
+            for sizes in (across[here], across[:, here]):
+                work = slow_fair_seconds(sizes[sizes > 0].tolist(), law)
+                slowest = max(slowest, work * traffic.row_bytes / (48.85e9 * speed[k, m]))
+    blocks = Blocks(cluster, traffic, hashed=False)
+    found = estimate_blocks(blocks)
+    assert found == pytest.approx(slowest + 1e-5, rel=0.005)
+    assert estimate_blocks(blocks, limit=1.001 * found) == found
+    assert estimate_blocks(blocks, limit=0.999 * found) == np.inf
 
 
 @pytest.mark.timeout(60)

@@ -24,7 +24,7 @@ TOO_LARGE = set[str]()
 # Files whose reference is reached by way of what calls them: where it is.
 BY_WAY_OF = {
     "common.heap": ("slow_flow.py", "slow_simulate"),
-    "cost.blocks": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
+    "cost.blocks": ("core/test_estimate.py", "test_straight_blocks_take_as_long_as_their_slowest_nic"),
     "cost.clock": ("core/test_estimate.py", "test_across_datacenters_message_by_message_is_the_simulation"),
     "cost.inside": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
     "cost.looks": ("core/test_estimate.py", "test_first_looks_are_the_busiest_nodes"),

@@ -44,7 +44,7 @@ def test_batches_of_each_node_follow_what_it_sent_and_has_to_get(job):
 @given(job=matrices())
 def test_common_batches_follow_the_largest_message_of_each_stage(job):
     rows, ratios = job
-    wire, given_ = in_stages(*birkhoff(rows), rows, rows), ratios[:, 0].tolist()
+    wire, given_ = in_stages(*birkhoff(rows, len(rows) ** 2 + 1), rows, rows), ratios[:, 0].tolist()
     found = levels_by_stage(wire, *given_)
     assert [levels.tolist() for levels in found] == list(slow_levels_by_stage(wire, *given_))
 
@@ -62,7 +62,7 @@ def test_stages_are_numbered_and_named_as_by_hand(inside, per_node, job):
     """Messages of their own with batches of each node's, and one-to-one stages with common ones."""
     rows, ratios = job
     nodes = len(rows)
-    wire = chained(rows) if per_node else in_stages(*birkhoff(rows), rows, rows)
+    wire = chained(rows) if per_node else in_stages(*birkhoff(rows, len(rows) ** 2 + 1), rows, rows)
     early, late = levels_by_node(wire, *ratios) if per_node else levels_by_stage(wire, *ratios[:, 0].tolist())
     stages = int(wire[0, -1]) + 1
     form = assemble(Wire(wire, early, late, stages, nodes, per_node, inside, not per_node, False))
@@ -78,7 +78,7 @@ def test_stages_are_numbered_and_named_as_by_hand(inside, per_node, job):
     whole = (
         chained_form(wire, *ratios, inside)
         if per_node
-        else staged_form(*birkhoff(rows), rows, rows, *ratios[:, 0].tolist(), inside)
+        else staged_form(*birkhoff(rows, len(rows) ** 2 + 1), rows, rows, *ratios[:, 0].tolist(), inside)
     )
     assert spelled(whole) == (scale_out, names, local, pair_ptr, messages)
 

@@ -38,6 +38,7 @@ class Looks(NamedTuple):
     in_turn: float
     in_shifts: float
     straight: float
+    waved: float  # without latencies, of ports with a part in every wave
 
 
 class Ratios(NamedTuple):
@@ -92,7 +93,7 @@ class Pairs:
             cluster.scale_out.latency, cluster.contention.law,
         )  # fmt: skip
         if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node:
-            bounds = (*bounds[:5], 0.0)  # ranks share nics, or others stand in for dead ones
+            bounds = (*bounds[:5], 0.0, bounds[6])  # ranks share nics, or others stand in for dead ones
         return seconds, Looks(*bounds)
 
     @property

@@ -16,15 +16,16 @@ from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
     MANY_NODES,
+    WORTH,
+    Best,
     Candidate,
     cheapest,
     fast_lanes,
     node_work,
-    rails_lanes,
     shot_lanes,
     shunt_orders,
     spread_lanes,
-    waves_lanes,
+    wave_orders,
     worth_waves,
 )
 from moeyard.schedulers.wan import wan_form
@@ -50,7 +51,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
         if enough and pairs.looks[1].straight <= EVEN * least:
             choice.straight()
         if choice.seconds > EVEN * least:
-            choice.lanes(_candidates(pairs), enough)
+            choice.lanes(pairs, enough)
     if cluster.datacenters == 1 and pairs.looks[1].straight <= choice.seconds:
         choice.straight()
     found = choice.found
@@ -73,12 +74,14 @@ class Choice:
         if seconds < self.seconds:
             self.form, self.winner, self.seconds = form, name, seconds
 
-    def lanes(self, candidates: Iterator[Candidate], enough: float = 0.0) -> None:
-        """The cheapest of these, if any can win; `enough`: none is made that could only better this."""
-        able = (made for made in candidates if made[1] < self.seconds)
+    def lanes(self, pairs: Pairs, enough: float = 0.0, least: float = 0.0) -> None:
+        """The cheapest schedule of lanes, if any can win; none beats `least`, and once a family is within `enough` the other is left."""
+        best = Best(self.seconds)
+        candidates = ((name, max(own, least), make) for name, own, make in _candidates(pairs, best, enough))
+        able = (made for made in candidates if made[1] < WORTH * best.seconds)
         first = next(able, None)
         if first is not None:
-            form, winner, found = cheapest(chain([first], able), enough)
+            form, winner, found = cheapest(chain([first], able), best)
             for name, seconds in found.items():
                 if name == winner:
                     self.take(name, form, seconds)
@@ -125,7 +128,7 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
             choice.straight()
     lanes = port * cluster.contention.factor(cluster.nics_per_node) + wan.latency if busiest else 0.0
     if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
-        choice.lanes((name, max(lanes, least), make) for name, least, make in _candidates(pairs))
+        choice.lanes(pairs, least=lanes)
 
 
 def _flows(pairs: Pairs) -> float:
@@ -134,29 +137,32 @@ def _flows(pairs: Pairs) -> float:
     return float(np.count_nonzero(pairs.traffic.rows)) * between / pairs.cluster.datacenters**2
 
 
-def _candidates(pairs: Pairs) -> Iterator[Candidate]:
-    """The more promising family first: all at once, or one-to-one."""
+def _candidates(pairs: Pairs, best: Best, enough: float) -> Iterator[Candidate]:
+    """The more promising family first: all at once, or one-to-one; the other unless the best is within `enough`."""
     bounds = pairs.looks[1]
     families = [(bounds.at_once, _at_once), (bounds.in_turn, _in_turn)]
     for _, family in sorted(families, key=lambda family: family[0]):
-        yield from family(pairs)
+        yield from family(pairs, best)
+        if best.seconds <= enough:
+            return
 
 
-def _at_once(pairs: Pairs) -> Iterator[Candidate]:
-    least = pairs.looks[1].at_once
+def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     if worth_waves(pairs):
-        yield "waves", least, lambda: waves_lanes(pairs)
-        yield "rails", least, lambda: rails_lanes(pairs)
+        yield from wave_orders(pairs)
     else:  # both are shot
-        yield "shot", least, lambda: shot_lanes(pairs)
+        yield "shot", pairs.looks[1].at_once, lambda: shot_lanes(pairs)
 
 
-def _in_turn(pairs: Pairs) -> Iterator[Candidate]:
-    bounds = pairs.looks[1]
-    yield from shunt_orders(pairs)
+def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
+    bounds, latency = pairs.looks[1], pairs.cluster.scale_out.latency
+    yield from shunt_orders(pairs, best, all_at_once=worth_waves(pairs))
     yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
-    if pairs.cluster.contention.loss == 0.0:
+    if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds:
         return  # stages would cost latencies and gain nothing
-    matchings = birkhoff(node_work(pairs))
-    stages = pairs.cluster.scale_out.latency * len(matchings[1])
-    yield "fast", max(bounds.in_turn, bounds.busiest + stages), lambda: fast_lanes(pairs, matchings)
+    work, stages = node_work(pairs), pairs.cluster.nodes**2 + 1
+    if latency > 0.0 and best.seconds < math.inf:  # more of them cost more than the best
+        stages = min(stages, int((best.seconds - bounds.busiest) / latency) + 1)
+    matchings = birkhoff(work, stages)
+    least = max(bounds.in_turn, bounds.busiest + latency * len(matchings[1]))
+    yield "fast", least, lambda: fast_lanes(pairs, matchings)

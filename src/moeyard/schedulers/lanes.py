@@ -12,6 +12,7 @@ from moeyard.arrays import FloatArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
+from moeyard.kernels.cost.looks import BRIEF, least_in_waves
 from moeyard.kernels.cost.walk import WIDE
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
@@ -23,6 +24,14 @@ from moeyard.traffic import Traffic
 
 Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
 
+
+class Best:
+    """Seconds of the best so far, known to who proposes candidates and to who compares them: what cannot beat it is not made."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+
+
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
 MANY_NODES = (
@@ -30,8 +39,8 @@ MANY_NODES = (
 )
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
+WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.06  # times the best node by node: what is looked at again
-BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
@@ -92,7 +101,7 @@ def spread_lanes(pairs: Pairs) -> Lanes:
 
 def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None) -> Lanes:
     work = node_work(pairs)
-    perms, sizes = matchings or birkhoff(work)
+    perms, sizes = matchings or birkhoff(work, len(work) ** 2 + 1)
     return staged_lanes(pairs, perms, sizes, work)
 
 
@@ -111,6 +120,24 @@ def waves_lanes(pairs: Pairs) -> Lanes:
     return _in_waves(pairs, wave_cuts(*pairs.ratios.common))
 
 
+def wave_orders(pairs: Pairs) -> Iterator[Candidate]:
+    """`rails` and `waves`, the more promising first: every wave costs the ports that have a part in all of them a latency, and one that is
+    followed by smaller ones is passed on while the wire waits."""
+    looks, cluster = pairs.looks[1], pairs.cluster
+    orders = []
+    for name, cuts in (("rails", _CUTS), ("waves", wave_cuts(*pairs.ratios.common))):
+        least = max(looks.at_once, looks.waved + cluster.scale_out.latency * len(cuts))
+        if cluster.alike and cluster.ranks_per_node > 1:
+            row_up = pairs.traffic.row_bytes / cluster.scale_up.bandwidth
+            passed = least_in_waves(
+                cuts, pairs.seconds_NN, pairs.rows_NN, pairs.by_target, cluster.nics_per_node, row_up, cluster.scale_out.latency
+            )  # fmt: skip
+            least = max(least, float(passed))
+        orders.append((least, len(cuts), name, cuts))
+    for least, _, name, cuts in sorted(orders, key=lambda order: order[:2]):
+        yield name, least, partial(_in_waves, pairs, cuts)
+
+
 def worth_waves(pairs: Pairs) -> bool:
     """Whether any pair is sent in waves."""
     return pairs.looks[1].longest >= BRIEF * pairs.cluster.scale_out.latency
@@ -124,8 +151,8 @@ def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True, waves=count)
 
 
-def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
-    """The orders among which `shunt` chooses."""
+def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = True) -> Iterator[Candidate]:
+    """The orders among which `shunt` chooses. Not `all_at_once`: but for that one, since `shot` is compared anyway."""
     rows, cluster = pairs.rows_NN, pairs.cluster
     latency, nodes = cluster.scale_out.latency, len(rows)
     if nodes < 2:
@@ -135,9 +162,27 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
             lambda: chained_lanes(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0)),
         )
         return
-    crossing, busiest = pairs.seconds_NN, pairs.busiest
+    crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
+    if best is None or pairs.looks[1].in_turn < best.seconds:
+        perms, orders = _chains(pairs)
+        for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
+            yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
+
+    # Several at once share one latency and cost contention: the best trade of the two.
+    loss = max(cluster.contention.loss, 1e-3)
+    group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
+    if group > 1 and (all_at_once or group < nodes - 1):
+        if perms is None:
+            perms = _matchings(in_pieces(crossing, rows, math.inf, latency)[1], pairs.looks[1].in_turn)[0]
+        yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
+
+
+def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wire]]]:
+    """Orders of messages that are a stage each, as (makespan on the wire, what its longest message leaves exposed, messages), and the
+    matchings if they were looked at."""
+    rows, latency = pairs.rows_NN, pairs.cluster.scale_out.latency
+    crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
     wire, least = pieces_in_order(crossing, rows, math.inf, latency)
-    perms = None
     if least > 1.002 * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
         seconds = in_pieces(crossing, rows, math.inf, latency)[1]
         perms, matched = _matchings(seconds, pairs.looks[1].in_turn)
@@ -150,16 +195,7 @@ def shunt_orders(pairs: Pairs) -> Iterator[Candidate]:
     if longest > busiest / pieces:
         parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency)
         orders.append((least, busiest / pieces * exposed, parts))
-    for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
-        yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
-
-    # Several at once share one latency and cost contention: the best trade of the two.
-    loss = max(cluster.contention.loss, 1e-3)
-    group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
-    if group > 1:
-        if perms is None:
-            perms = heavy_matchings(in_pieces(crossing, rows, math.inf, latency)[1], STEP)
-        yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
+    return perms, orders
 
 
 def _matchings(seconds: FloatArray, in_turn: float) -> tuple[IntArray, float]:
@@ -178,33 +214,44 @@ def shunt_lanes(pairs: Pairs) -> Lanes:
     return cheapest(shunt_orders(pairs))[0]
 
 
-def cheapest(candidates: Iterable[Candidate], enough: float = 0.0) -> tuple[Lanes, str, dict[str, float]]:
+def cheapest(
+    candidates: Iterable[Candidate], best: Best | None = None
+) -> tuple[Lanes, str, dict[str, float]]:
     """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
-    cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. Once one
-    takes no more than `enough`, no other is made. With many nodes they are compared node by node, and message by message only where
-    several come near the best and what moves inside nodes is known by place."""
-    best, winner, found, form = math.inf, "", dict[str, float](), None
-    every = list[tuple[float, str, Lanes]]()
+    cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. With many
+    nodes they are compared node by node, and message by message only where several come near the best and what moves inside nodes is
+    known by place."""
+    best = best or Best()
+    least_found, winner, found, form = math.inf, "", dict[str, float](), None
+    every = list[tuple[float, float, str, Lanes]]()
     for name, least, make in candidates:
-        if least < best:
+        if least < WORTH * best.seconds:
             made = make()
             fine = made.pairs.cluster.nodes < MANY_NODES
-            seconds = best if form is not None and made.like(form) else estimate_lanes(made, fine=fine)
+            seconds = least_found if form is not None and made.like(form) else estimate_lanes(made, fine=fine)
             found[name] = min(seconds, found.get(name, seconds))
-            every.append((seconds, name, made))
-            alike = math.isclose(seconds, best, rel_tol=1e-9)
-            if form is None or (len(made.stages) < len(form.stages) if alike else seconds < best):
-                best, winner, form = seconds, name, made
-        if best <= enough:
-            break
+            every.append((seconds, least, name, made))
+            alike = math.isclose(seconds, least_found, rel_tol=1e-9)
+            if form is None or (len(made.stages) < len(form.stages) if alike else seconds < least_found):
+                least_found, winner, form = seconds, name, made
+                best.seconds = min(best.seconds, seconds)
     assert form is not None, "no candidates"
-    near = [(name, made) for seconds, name, made in every if seconds <= CLOSE * best]
+    near = [one for one in every if one[0] <= CLOSE * least_found]
     if len(near) > 1 and MANY_NODES <= form.pairs.cluster.nodes <= WIDE and form.pairs.loads.exact:
-        known = [(estimate_lanes(made), len(made.stages), i) for i, (_, made) in enumerate(near)]
-        seconds, _, i = min(known)
-        winner, form = near[i]
+        winner, form, seconds = _looked_at_again(near)
         found[winner] = seconds
     return form, winner, found
+
+
+def _looked_at_again(near: list[tuple[float, float, str, Lanes]]) -> tuple[str, Lanes, float]:
+    """The cheapest of these message by message: name, form, seconds. The most promising first; what its bound rules out is not looked at."""
+    best, few, winner, form = math.inf, 0, "", near[0][3]
+    for _, least, name, made in sorted(near, key=lambda one: (one[0], len(one[3].stages))):
+        if least < WORTH * best:
+            seconds = estimate_lanes(made)
+            if (seconds, len(made.stages)) < (best, few):
+                best, few, winner, form = seconds, len(made.stages), name, made
+    return winner, form, best
 
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:

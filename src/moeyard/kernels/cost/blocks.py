@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moeyard.kernels.common.csr import grouped
 from moeyard.kernels.common.law import factor
 from moeyard.kernels.common.sort import ascend
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.far import far_messages, far_rows
-from moeyard.kernels.cost.share import integrate
+from moeyard.kernels.cost.share import BINS, integrate
+
+EXACT = 32  # ranks up to which blocks are not put into bins
 
 
 class Straight(NamedTuple):
@@ -39,59 +42,107 @@ def fair_time(sizes, n, law):
     return now
 
 
+class Crossing(NamedTuple):
+    """What crosses the nics, out and in."""
+
+    rows: np.ndarray  # [direction, nic]
+    flows: np.ndarray
+    ptr_P: np.ndarray  # whose blocks cross a nic
+    ranks: np.ndarray
+    sizes: np.ndarray  # scratch: of the blocks on a nic
+    bins: np.ndarray  # scratch: as in `integrate`
+
+
 @kernel
-def port_work(rows_RR, via_R, group_R, port_R, ports, law):
-    """Rows of each port, out and in, of the blocks between groups, stretched by the contention law as if all started
-    together: work[direction, port]."""
+def crossing_blocks(rows_RR, per, at_R, ports):
+    """`Crossing` of the blocks between nodes of `per` ranks; at_R: by which nic each rank's blocks leave and enter."""
     ranks = len(rows_RR)
-    work, most = np.zeros((2, ports)), np.zeros((2, ports))
-    flows = 0
+    total, count = np.zeros((2, ranks), np.int64), np.zeros((2, ranks), np.int64)
     for i in range(ranks):
-        p = port_R[via_R[i]]
-        for j in range(ranks):
-            rows = rows_RR[i, j]
-            if rows > 0 and group_R[i] != group_R[j]:
-                q = port_R[via_R[j]]
-                work[0, p] += rows
-                work[1, q] += rows
-                most[0, p] = max(most[0, p], rows)
-                most[1, q] = max(most[1, q], rows)
-                flows += 1
-    if law[0] == 0.0 or flows == 0:
-        return work
-    if ranks <= 32:
-        sizes = np.empty(ranks * ranks)
-        for p in range(ports):
-            for d in range(2):
-                n = 0
-                for i in range(ranks):
-                    for j in range(ranks):
-                        there = port_R[via_R[i if d == 0 else j]] == p
-                        if there and group_R[i] != group_R[j] and rows_RR[i, j] > 0:
-                            sizes[n] = rows_RR[i, j]
-                            n += 1
-                work[d, p] = fair_time(sizes, n, law)
-        return work
-    top = 32
-    count, size = np.zeros((2, ports, top + 1)), np.zeros((2, ports, top + 1))
-    for i in range(ranks):
-        p = port_R[via_R[i]]
-        for j in range(ranks):
-            rows = rows_RR[i, j]
-            if rows > 0 and group_R[i] != group_R[j]:
-                q = port_R[via_R[j]]
-                b = int(np.sqrt(rows / most[0, p]) * top)
-                c = int(np.sqrt(rows / most[1, q]) * top)
-                count[0, p, b] += 1
-                size[0, p, b] += rows
-                count[1, q, c] += 1
-                size[1, q, c] += rows
-    for d in range(2):
-        for p in range(ports):
-            if work[d, p] > 0:
-                integrate(count[d, p], size[d, p], most[d, p], law)
-                work[d, p] = size[d, p, top]
-    return work
+        first, out, flows = i - i % per, 0, 0
+        for part in range(2):  # the ranks before those of the node, and those after
+            for j in range(first + per if part else 0, ranks if part else first):
+                rows = rows_RR[i, j]
+                out += rows
+                flows += rows > 0
+                total[1, j] += rows
+                count[1, j] += rows > 0
+        total[0, i], count[0, i] = out, flows
+    rows, flows = np.zeros((2, ports)), np.zeros((2, ports))
+    for r in range(ranks):
+        for d in range(2):
+            rows[d, at_R[r]] += total[d, r]
+            flows[d, at_R[r]] += count[d, r]
+    ptr, ids = grouped(at_R, 0, ranks, ports)
+    most = 0
+    for p in range(ports):
+        most = max(most, ptr[p + 1] - ptr[p])
+    return Crossing(rows, flows, ptr, ids, np.empty(most * ranks), np.zeros((2, BINS)))
+
+
+@inner
+def _sizes(crossing, rows_RR, per, d, p):
+    """List the sizes of the blocks that leave (d 0) or enter by nic p; how many there are."""
+    sizes, n = crossing.sizes, 0
+    for a in range(crossing.ptr_P[p], crossing.ptr_P[p + 1]):
+        r = crossing.ranks[a]
+        first = r - r % per
+        for o in range(len(rows_RR)):
+            rows = rows_RR[r, o] if d == 0 else rows_RR[o, r]
+            if rows > 0 and (o < first or o >= first + per):
+                sizes[n] = rows
+                n += 1
+    return n
+
+
+@inner
+def port_work(crossing, rows_RR, per, d, p, law):
+    """Rows of nic p in one direction, stretched by the contention law as if all blocks started together."""
+    n, sizes, count, size = (
+        _sizes(crossing, rows_RR, per, d, p), crossing.sizes, crossing.bins[0], crossing.bins[1],
+    )  # fmt: skip
+    if len(rows_RR) <= EXACT:
+        return fair_time(sizes, n, law)
+    most, top = 0.0, len(count) - 1
+    for b in range(top + 1):
+        count[b], size[b] = 0.0, 0.0
+    for i in range(n):
+        most = max(most, sizes[i])
+    for i in range(n):
+        b = int(np.sqrt(sizes[i] / most) * top)
+        count[b] += 1
+        size[b] += sizes[i]
+    integrate(count, size, most, law)
+    return size[top]
+
+
+@kernel
+def _crossing_seconds(crossing, straight, rows_RR, prices, limit):
+    """Until the slowest nic is through; infinite if the one with the most rows shows that it is not below `limit`.
+
+    Sharing stretches a nic's time by no more than the factor of all its flows: a nic that cannot be the slowest is not looked at.
+    """
+    rate_P, law, slowest = straight.rate_P, prices.law, 0.0
+    most, way, nic = 0.0, 0, 0
+    for p in range(len(rate_P)):
+        for d in range(2):
+            alone = crossing.rows[d, p] * prices.row_bytes / rate_P[p]
+            if alone > most:
+                most, way, nic = alone, d, p
+    if most == 0.0:
+        return 0.0
+    if law[0] == 0.0 or most + prices.lat_out >= limit:
+        return most + prices.lat_out
+    slowest = port_work(crossing, rows_RR, straight.per, way, nic, law) * prices.row_bytes / rate_P[nic]
+    if slowest + prices.lat_out >= limit:
+        return np.inf
+    for p in range(len(rate_P)):
+        for d in range(2):
+            each = prices.row_bytes / rate_P[p]
+            if crossing.rows[d, p] * factor(crossing.flows[d, p], law) * each > slowest:
+                work = port_work(crossing, rows_RR, straight.per, d, p, law)
+                slowest = max(slowest, work * prices.row_bytes / rate_P[p])
+    return slowest + prices.lat_out
 
 
 @kernel
@@ -120,24 +171,6 @@ def detour_rows(rows_RR, per, via_R):
 
 
 @kernel
-def _busiest_work(rows_RR, node_R, work, law):
-    """Work of the busiest port under the law, exactly, where every rank has a port of its own."""
-    most, way, rank = 0.0, 0, 0
-    for w in range(2):
-        for r in range(len(rows_RR)):
-            if work[w, r] > most:
-                most, way, rank = work[w, r], w, r
-    sizes = np.empty(len(rows_RR))
-    n = 0
-    for o in range(len(rows_RR)):
-        rows = rows_RR[rank, o] if way == 0 else rows_RR[o, rank]
-        if rows > 0 and node_R[o] != node_R[rank]:
-            sizes[n] = rows
-            n += 1
-    return fair_time(sizes, n, law)
-
-
-@kernel
 def _inside_seconds(straight, prices):
     """To the stand-ins, inside the nodes, from the stand-ins."""
     steps = np.zeros(3)
@@ -162,46 +195,42 @@ def _as_sent(rows_RR, via_R, per):
 
 
 @kernel
+def _far_seconds(straight, rows_RR, prices, datacenters):
+    """Until the last block between datacenters has arrived."""
+    node_R, port_R, rate_P = straight.node_R, straight.port_R, straight.rate_P
+    dc_R, most, crossing = node_R // prices.nodes_per_dc, np.zeros((2, len(rate_P))), 0.0
+    far = far_rows(far_messages(rows_RR, dc_R, datacenters), datacenters, prices.law)
+    if far > 0.0:
+        crossing = far * prices.row_wan + prices.lat_wan
+    for i in range(len(rows_RR)):  # a nic may be narrower than the wan
+        for j in range(len(rows_RR)):
+            if dc_R[i] != dc_R[j]:
+                most[0, port_R[i]] += rows_RR[i, j]
+                most[1, port_R[j]] += rows_RR[i, j]
+    for p in range(len(rate_P)):
+        rows = max(most[0, p], most[1, p])
+        if rows > 0.0:
+            crossing = max(crossing, rows * prices.row_bytes / rate_P[p] + prices.lat_wan)
+    return crossing
+
+
+@kernel
 def direct_seconds(straight, prices, datacenters, limit):
-    """Straight blocks: each step's slowest port. Infinite if it cannot stay below `limit` under the ideal law, or its busiest port
-    not under the real one."""
-    rows_RR, via_R, rate_P, law = straight.rows_RR, straight.via_R, straight.rate_P, prices.law
-    others = False
-    for r in range(len(via_R)):
+    """Straight blocks: each step's slowest port. Infinite if the busiest nic's bytes alone, or shared as the law has it, do not stay
+    below `limit`."""
+    rows_RR, via_R, ranks = straight.rows_RR, straight.via_R, len(straight.via_R)
+    others, at_R = False, np.empty(ranks, np.int64)
+    for r in range(ranks):
         others |= via_R[r] != r
+        at_R[r] = straight.port_R[via_R[r]]
     if others:
         rows_RR = _as_sent(rows_RR, via_R, straight.per)
-    node_R, port_R = straight.node_R.copy(), straight.port_R.copy()  # as those of datacenters: one signature
-    steps, crossing = _inside_seconds(straight, prices), 0.0
-    for attempt in range(1 if law[0] == 0.0 else 2):
-        work = port_work(
-            rows_RR, via_R, node_R, port_R, len(rate_P), law if attempt == 1 else (0.0, law[1], law[2])
-        )
-        for p in range(len(rate_P)):
-            busy = max(work[0, p], work[1, p])
-            if busy > 0:
-                crossing = max(crossing, busy * prices.row_bytes / rate_P[p] + prices.lat_out)
-        if steps[0] + crossing + steps[2] >= limit:
-            return np.inf
-        own = len(rate_P) == len(rows_RR)
-        for r in range(len(rows_RR) if attempt == 0 else 0):
-            own &= via_R[r] == r and rate_P[r] == rate_P[0]
-        if own and attempt == 0 and limit < np.inf:
-            least = _busiest_work(rows_RR, node_R, work, law) * prices.row_bytes / rate_P[0] + prices.lat_out
-            if steps[0] + least + steps[2] >= limit:
-                return np.inf
+    steps = _inside_seconds(straight, prices)
+    blocks = crossing_blocks(rows_RR, straight.per, at_R, len(straight.rate_P))
+    aside = steps[0] + steps[2]
+    crossing = _crossing_seconds(blocks, straight, rows_RR, prices, limit - aside)
+    if aside + crossing >= limit:
+        return np.inf
     if datacenters > 1:
-        dc_R, most = node_R // prices.nodes_per_dc, np.zeros((2, len(rate_P)))
-        far = far_rows(far_messages(rows_RR, dc_R, datacenters), datacenters, law)
-        if far > 0.0:
-            crossing = max(crossing, far * prices.row_wan + prices.lat_wan)
-        for i in range(len(rows_RR)):  # a nic may be narrower than the wan
-            for j in range(len(rows_RR)):
-                if dc_R[i] != dc_R[j]:
-                    most[0, port_R[i]] += rows_RR[i, j]
-                    most[1, port_R[j]] += rows_RR[i, j]
-        for p in range(len(rate_P)):
-            rows = max(most[0, p], most[1, p])
-            if rows > 0.0:
-                crossing = max(crossing, rows * prices.row_bytes / rate_P[p] + prices.lat_wan)
+        crossing = max(crossing, _far_seconds(straight, rows_RR, prices, datacenters))
     return steps[0] + max(steps[1], crossing) + steps[2]

@@ -181,27 +181,33 @@ def _move(clock, seconds):
 
 
 @inner
-def _end(graph, messages, clock, t):
-    """Take off what is through at t; the shortest time that one of them has moved at its last rate."""
-    n, shortest = 0, np.inf
+def _end(graph, messages, clock, seconds, t):
+    """Let all that move move for so long, until t, and take off what is through; how long until the next is through, and the shortest
+    time that one of them has moved at its last rate."""
+    n, least, shortest = 0, np.inf, np.inf
     for a in range(clock.tally[ACTIVE]):
         m = clock.now_A[a]
+        rate = clock.rate_M[m]
+        clock.left_M[m] -= rate * seconds
+        left = clock.left_M[m]
         # A small message late on may have less left than the time can show: then time would stand still.
-        if clock.left_M[m] <= max(SAME * messages.size_M[m], clock.rate_M[m] * t * SOON):
-            shortest = min(shortest, messages.size_M[m] / max(clock.rate_M[m], 1e-300))
+        if left <= max(SAME * messages.size_M[m], rate * t * SOON):
+            shortest = min(shortest, messages.size_M[m] / max(rate, 1e-300))
             _hold(messages, clock, m, -1.0)
             _release(graph, messages, clock, m, t)
         else:
             clock.now_A[n] = m
             n += 1
+            if rate > 0.0:
+                least = min(least, left / rate)
     clock.tally[ACTIVE] = n
-    return shortest
+    return max(0.0, least), shortest
 
 
 @inner
 def _begin(graph, messages, ports, clock, t):
-    """Let begin what has waited its latency by t; the shortest time that one of them could take."""
-    shortest = np.inf
+    """Let begin what has waited its latency by t; the shortest time that one of them could take beside what is on its ports."""
+    first, shortest = clock.tally[ACTIVE], np.inf
     while clock.tally[WAITING] and clock.heap_t[0] <= t * (1.0 + SOON):
         m = clock.heap_i[0]
         clock.tally[WAITING] = pop(clock.heap_t, clock.heap_i, clock.tally[WAITING])
@@ -212,11 +218,12 @@ def _begin(graph, messages, ports, clock, t):
         clock.rate_M[m] = 0.0
         clock.now_A[clock.tally[ACTIVE]] = m
         clock.tally[ACTIVE] += 1
-        rate = np.inf
+    for a in range(first, clock.tally[ACTIVE]):
+        m, rate = clock.now_A[a], np.inf
         for h in range(4):
             p = messages.port_MH[m, h]
             if p >= 0:
-                rate = min(rate, ports.capacity_P[p])
+                rate = min(rate, ports.capacity_P[p] / max(1.0, clock.load_P[p]))
         shortest = min(shortest, messages.size_M[m] / rate)
     return shortest
 
@@ -238,16 +245,17 @@ def seconds_by_time(messages, ports, after_ptr, after, units, slack):
         if clock.tally[WAITING]:
             t = min(t, clock.heap_t[0])
         if due < np.inf and due <= t:
-            _move(clock, due - now)
+            if due > now:
+                _move(clock, due - now)
             _share(messages, ports, clock)
             now, due = due, np.inf
+            least = _move(clock, 0.0)
         elif t < np.inf:
-            _move(clock, t - now)
+            least, held = _end(graph, messages, clock, t - now, t)
             now = t
-            held = min(_end(graph, messages, clock, now), _begin(graph, messages, ports, clock, now))
+            held = min(held, _begin(graph, messages, ports, clock, now))
             if held < np.inf:
                 due = min(due, now + slack * held)
         else:
             return np.inf  # a port of no capacity, or a circle
-        least = _move(clock, 0.0)
     return now

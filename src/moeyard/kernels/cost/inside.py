@@ -44,31 +44,63 @@ def inside_stages(order, nodes):
     return first, owner, entries
 
 
+class Batches(NamedTuple):
+    """Scratch: the batches in which a pair's rows are handed over, or passed on."""
+
+    entry_B: np.ndarray
+    from_B: np.ndarray  # shares of the pair's rows
+    to_B: np.ndarray
+
+
 @inner
-def _add_runs(rows, e, runs, begin, stop, x0, x1, per, wide):
-    """Add what the runs (src, dst, from, to, rows a share) have of a lane's part x0..x1 to entry e."""
+def _batches(batches, order, feed, pair, total, first, owner, node):
+    """Fill `batches` with those of a pair of `total` rows in column `feed`; how many there are."""
+    messages, n, m, stop = order.messages, 0, order.pair_ptr[pair], order.pair_ptr[pair + 1]
+    entry, begin, end = batches.entry_B, batches.from_B, batches.to_B
+    while m < stop and messages[feed, m] >= 0:
+        s, last = messages[feed, m], m
+        while last + 1 < stop and messages[feed, last + 1] == s:
+            last += 1
+        entry[n] = first[s] + (node if owner[s] < 0 else 0)
+        begin[n], end[n] = messages[1, m] / total, messages[2, last] / total
+        n += 1
+        m = last + 1
+    return n
+
+
+@inner
+def _add_runs(rows, batches, n, runs, begin, stop, per, wide):
+    """Add what the n batches have of the runs (src, dst, from, to, rows a share). A run lies in few of them: those before are passed
+    over, those beyond not looked at."""
+    entry, from_, to = batches.entry_B, batches.from_B, batches.to_B
     for h in range(begin, stop):
-        part = (min(x1, runs[h, 3]) - max(x0, runs[h, 2])) * runs[h, 4]
-        if part > 0.0:
-            i, j = int(runs[h, 0]), int(runs[h, 1])
+        i, j, x0, x1, each = int(runs[h, 0]), int(runs[h, 1]), runs[h, 2], runs[h, 3], runs[h, 4]
+        b = 0
+        while b < n and to[b] <= x0:
+            b += 1
+        while b < n and from_[b] < x1:
+            e, part = entry[b], (min(to[b], x1) - max(from_[b], x0)) * each
             if wide:
                 rows[e, i * per + j] += part
             else:
                 rows[e, i] += part
                 rows[e, per + j] += part
+            b += 1
 
 
 @inner
-def _add_mix(rows, e, loads, k, f, x0, x1):
-    """Add what the spread of the pair k -> f moves of a lane's part x0..x1, as a like mix of targets."""
-    keep, rate, get, out = loads.keep[k, f], loads.rate[k, f], loads.get[k, f], rows[e]
-    per, sum_ = len(keep), 0.0
-    for b in range(per):
-        part = max(0.0, x1 - max(x0, keep[b])) * rate[b]
-        out[b] += part
-        sum_ += part
-    for j in range(per):
-        out[per + j] += sum_ * get[j]
+def _add_mix(rows, batches, n, loads, k, f):
+    """Add what the spread of the pair k -> f moves in its n batches, as a like mix of targets."""
+    keep, rate, get = loads.keep[k, f], loads.rate[k, f], loads.get[k, f]
+    per = len(keep)
+    for b in range(n):
+        e, x0, x1, sum_ = batches.entry_B[b], batches.from_B[b], batches.to_B[b], 0.0
+        for r in range(per):
+            part = max(0.0, x1 - max(x0, keep[r])) * rate[r]
+            rows[e, r] += part
+            sum_ += part
+        for r in range(per):
+            rows[e, per + r] += sum_ * get[r]
 
 
 @kernel
@@ -77,26 +109,19 @@ def inside_rows(order, pairs, loads, wide):
     nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
     first, owner, entries = inside_stages(order, nodes)
     rows = np.zeros((entries, per * per if wide else 2 * per))
-    lo, hi, feeds = order.messages[1], order.messages[2], order.messages
+    room = order.messages.shape[1]
+    batches = Batches(np.empty(room, np.int64), np.empty(room), np.empty(room))
     for p in range(nodes * nodes):
-        k, f = p // nodes, p % nodes
-        begin, stop = order.pair_ptr[p], order.pair_ptr[p + 1]
-        for feed in range(BALANCE, SPREAD + 1):
-            spread = feed == SPREAD
-            m = stop if not spread and loads.hand_ptr[p] == loads.hand_ptr[p + 1] else begin
-            while m < stop and feeds[feed, m] >= 0:
-                s, last = feeds[feed, m], m
-                while last + 1 < stop and feeds[feed, last + 1] == s:
-                    last += 1
-                e = first[s] + ((f if spread else k) if owner[s] < 0 else 0)
-                x0, x1 = lo[m] / pairs.rows_NN[k, f], hi[last] / pairs.rows_NN[k, f]
-                if not spread:
-                    _add_runs(
-                        rows, e, loads.hand, loads.hand_ptr[p], loads.hand_ptr[p + 1], x0, x1, per, wide
-                    )
-                elif loads.exact:
-                    _add_runs(rows, e, loads.on, loads.on_ptr[p], loads.on_ptr[p + 1], x0, x1, per, wide)
-                else:
-                    _add_mix(rows, e, loads, k, f, x0, x1)
-                m = last + 1
+        if order.pair_ptr[p] == order.pair_ptr[p + 1]:
+            continue
+        k, f, begin, stop = p // nodes, p % nodes, loads.hand_ptr[p], loads.hand_ptr[p + 1]
+        total = pairs.rows_NN[k, f]
+        if begin < stop:
+            n = _batches(batches, order, BALANCE, p, total, first, owner, k)
+            _add_runs(rows, batches, n, loads.hand, begin, stop, per, wide)
+        n = _batches(batches, order, SPREAD, p, total, first, owner, f)
+        if loads.exact:
+            _add_runs(rows, batches, n, loads.on, loads.on_ptr[p], loads.on_ptr[p + 1], per, wide)
+        else:
+            _add_mix(rows, batches, n, loads, k, f)
     return Inside(first, owner, rows, wide)

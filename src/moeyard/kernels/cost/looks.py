@@ -8,12 +8,16 @@ from moeyard.kernels.common.sort import largest
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.share import BINS, share
 
+BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
+CUTS = 64  # the finest in which waves divide a pair
+
 
 @kernel
 def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, law):
     """Seconds of each pair alone on the wire, without latency; the longest; then what no schedule of a kind can beat, before any
     is made: the busiest node's bytes; all pairs at once, under the law; pairs one to one, a latency each; the same in shifts, each after
-    the last; and the busiest rank if no row changes its rank before it crosses."""
+    the last; the busiest rank if no row changes its rank before it crosses; and all pairs at once without latencies, on the ports that
+    have a part in every wave."""
     nodes, _, per = by_origin.shape
     seconds = np.zeros((nodes, nodes))
     send, receive = np.zeros((2, nodes)), np.zeros((2, nodes))
@@ -29,7 +33,7 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
                 for i in range(per):
                     ranks[0, k * per + i] += by_origin[k, f, i]
                     ranks[1, f * per + i] += by_target[k, f, i]
-    longest, busiest, in_turn, at_once = 0.0, 0.0, 0.0, 0.0
+    longest, busiest, in_turn, at_once, waved = 0.0, 0.0, 0.0, 0.0, 0.0
     bins, ids, solo, through = (
         np.zeros((2, BINS)),
         np.empty(nodes, np.int64),
@@ -40,16 +44,20 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
         busiest = max(busiest, send[0, k], receive[0, k])
         in_turn = max(in_turn, send[1, k], receive[1, k])
         for back in range(2):
-            n = 0
+            n, long = 0, False
             for f in range(nodes):
                 solo[f], through[f] = seconds[f, k] if back else seconds[k, f], 0.0
                 if solo[f] > 0.0:
+                    rows = rows_NN[f, k] if back else rows_NN[k, f]
+                    long |= solo[f] >= BRIEF * latency and rows >= CUTS * per
                     longest = max(longest, solo[f])
                     ids[n] = f
                     n += 1
             if n > 0:
                 share(through, ids, 0, n, solo, law, bins)
-                at_once = max(at_once, largest(through) + latency)
+                last = largest(through)
+                at_once = max(at_once, last + latency)
+                waved = max(waved, last if long else 0.0)
     ready, then = np.zeros(nodes), np.zeros(nodes)
     for s in range(1, nodes):
         for k in range(nodes):
@@ -60,4 +68,31 @@ def first_looks(rows_NN, by_origin, by_target, capacity_NN, row_out, latency, la
         for k in range(nodes):
             ready[k] = then[k]
     widest = max(largest(ranks[0]), largest(ranks[1]))
-    return seconds, (longest, busiest, at_once, in_turn, largest(ready), widest * row_out + latency)
+    return seconds, (longest, busiest, at_once, in_turn, largest(ready), widest * row_out + latency, waved)
+
+
+@kernel
+def least_in_waves(cuts, seconds_NN, rows_NN, by_target, nics, row_up, latency):
+    """What pairs in waves that end at `cuts` cannot beat, of like nics: when a wave has arrived, its node passes on what is left for its
+    busiest rank, at best all of what came before was for that one; no more than its nic's share arrives where it belongs."""
+    nodes, _, per = by_target.shape
+    into, least = np.empty(per), 0.0
+    for f in range(nodes):
+        wire, rows, kept = 0.0, 0.0, 0.0
+        ragged = 0.0  # a row of each pair: cuts are in whole rows
+        for j in range(per):
+            into[j] = 0.0
+        for k in range(nodes):
+            if seconds_NN[k, f] >= BRIEF * latency and rows_NN[k, f] >= CUTS * per:
+                wire += seconds_NN[k, f]
+                ragged += seconds_NN[k, f] / rows_NN[k, f]
+                rows += rows_NN[k, f]
+                kept += rows_NN[k, f] // nics + 2
+                for j in range(per):
+                    into[j] += by_target[k, f, j]
+        most = largest(into)
+        for w in range(len(cuts)):
+            before = cuts[w - 1] / CUTS if w > 0 else 0.0
+            left = most - before * rows - (1.0 - before) * kept
+            least = max(least, cuts[w] / CUTS * wire - ragged + max(0.0, left) * row_up)
+    return least

@@ -127,19 +127,24 @@ def share_from(ids, begin, end, shared, law, due, heap):
             n = pop(due, heap, n)
 
 
+@inner
+def _by_arrival(ids, begin, end, shared, arrival):
+    """Sort ids[begin:end] by when they arrive. `arrival`: scratch."""
+    for i in range(begin, end):
+        e, j = ids[i], i - begin
+        at = shared.start_E[e] + shared.latency_E[e]
+        while j > 0 and arrival[j - 1] > at:
+            arrival[j], ids[begin + j] = arrival[j - 1], ids[begin + j - 1]
+            j -= 1
+        arrival[j], ids[begin + j] = at, e
+
+
 @kernel
 def share_all_from(lo, hi, port, ports, shared, law):
     """`share_from` for every port among entries lo..hi."""
-    start, latency = shared.start_E, shared.latency_E
     ptr, ids = grouped(port, lo, hi, ports)
-    due, heap = np.empty(hi - lo + 1), np.empty(hi - lo + 1, np.int64)
+    due, heap, arrival = np.empty(hi - lo + 1), np.empty(hi - lo + 1, np.int64), np.empty(hi - lo + 1)
     for p in range(ports):
-        for i in range(ptr[p] + 1, ptr[p + 1]):  # by arrival; most are in order
-            e, j = ids[i], i
-            at = start[e] + latency[e]
-            while j > ptr[p] and start[ids[j - 1]] + latency[ids[j - 1]] > at:
-                ids[j] = ids[j - 1]
-                j -= 1
-            ids[j] = e
         if ptr[p] < ptr[p + 1]:
+            _by_arrival(ids, ptr[p], ptr[p + 1], shared, arrival)
             share_from(ids, ptr[p], ptr[p + 1], shared, law, due, heap)

@@ -37,13 +37,13 @@ class Clock(NamedTuple):
 
 
 class Port(NamedTuple):
-    """Scratch: the messages of an entry on one scale-up port, and when the ports of its node are through."""
+    """Scratch: the messages of an entry on the scale-up ports of its node."""
 
-    at_G: np.ndarray  # giver * per + taker
-    rows_G: np.ndarray
-    start_G: np.ndarray
-    ahead_GG: np.ndarray  # rows before message giver * per + taker is through, on the slower of its ports
-    through_2G: np.ndarray  # out, then in
+    ahead: (
+        np.ndarray
+    )  # [direction, giver * per + taker]: rows that a port sends before that message is through
+    through: np.ndarray  # [direction, rank]: when a port is through with all of them
+    late_G: np.ndarray  # the ranks, who is free last first
 
 
 class Local(NamedTuple):
@@ -133,13 +133,16 @@ def _starts(clock, wire, shared, s):
     w = clock.width
     for e in range(wire.ptr_S[s], wire.ptr_S[s + 1]):
         u, v, l = wire.at[SRC, e], wire.at[DST, e], wire.at[LANE, e]
-        begin = 0.0
-        if l >= 0:
-            a, b = wire.carrier_M[l], wire.carrier_M[wire.to_NNM[u, v, l]]
-            begin = max(free[u * w + a], free[v * w + b])
+        if w == 1:
+            begin = max(free[u], free[v])
         else:
-            for r in range(w):
-                begin += max(free[u * w + r], free[v * w + r]) / w
+            begin, lanes = 0.0, 0
+            for lane in range(max(0, l), l + 1 if l >= 0 else len(wire.carrier_M)):
+                to = wire.to_NNM[u, v, lane]
+                if to >= 0:
+                    begin += max(free[u * w + wire.carrier_M[lane]], free[v * w + wire.carrier_M[to]])
+                    lanes += 1
+            begin /= max(1, lanes)
         shared.start_E[e] = begin
         early, late, longest = min(early, begin), max(late, begin), max(longest, seconds[e])
     return (late - early) / longest if longest > 0.0 else 0.0
@@ -183,48 +186,37 @@ def cross(clock, wire, shared, law, s, each):
 
 
 @inner
-def _on_port(mine, p, free, port):
-    """List the messages of an entry on port p of its node, the smallest first; how many there are."""
-    at, rows, start, per, n = port.at_G, port.rows_G, port.start_G, len(free), 0
-    r = p if p < per else p - per
-    for o in range(per):
-        where = r * per + o if p < per else o * per + r
-        if mine[where] > 0.0:
-            i, n = n, n + 1
-            while i > 0 and rows[i - 1] > mine[where]:
-                at[i], rows[i], start[i] = at[i - 1], rows[i - 1], start[i - 1]
-                i -= 1
-            at[i], rows[i], start[i] = where, mine[where], max(free[r], free[o])
-    return n
-
-
-@inner
-def _in_the_way(n, others, share, p, port):
-    """Raise ahead[m] of the n messages listed on port p to the rows that it sends before each is through: of every other message as
-    much as it has itself, of `others` alike a share of them."""
-    at, rows, ahead, per, sum_ = port.at_G, port.rows_G, port.ahead_GG, len(port.at_G), 0.0
-    r = p if p < per else p - per
-    for i in range(n):
-        work = sum_ + (n - i) * rows[i]
-        sum_ += rows[i]
-        if share > 0.0:
+def _add_ahead(ahead, mine, others, share, per):
+    """Add to ahead[direction, m] what the ports of message m of an entry send of `others`, a share of each, before it is through: of each
+    as much as m has itself."""
+    for x in range(per * per):
+        rows, i, j = share * others[x], x // per, x % per
+        if rows > 0.0:
             for o in range(per):
-                work += min(share * others[r * per + o if p < per else o * per + r], rows[i])
-        ahead[at[i]] = max(ahead[at[i]], work)
+                ahead[0, i * per + o] += min(rows, mine[i * per + o])
+                ahead[1, o * per + j] += min(rows, mine[o * per + j])
 
 
 @inner
-def _through(n, prices, port):
-    """When a port is through with the n messages listed: it is never idle while it has work, so all that start no earlier than some
+def _through(mine, free, prices, port):
+    """When each port is through with the messages of an entry: it is never idle while it has work, so all that start no earlier than some
     message are through in time."""
-    rows, start, last = port.rows_G, port.start_G, 0.0
-    for i in range(n):
-        work = 0.0
-        for o in range(n):
-            if start[o] >= start[i]:
-                work += rows[o]
-        last = max(last, start[i] + prices.lat_up + work * prices.row_up)
-    return last
+    late, per = port.late_G, len(free)
+    for i in range(per):
+        j = i
+        while j > 0 and free[late[j - 1]] < free[i]:
+            late[j] = late[j - 1]
+            j -= 1
+        late[j] = i
+    for p in range(2 * per):
+        d, r, work, last = p // per, p % per, 0.0, 0.0
+        for i in range(per):
+            o = late[i]
+            rows = mine[r * per + o] if d == 0 else mine[o * per + r]
+            if rows > 0.0:
+                work += rows
+                last = max(last, max(free[r], free[o]) + prices.lat_up + work * prices.row_up)
+        port.through[d, r] = last
 
 
 @inner
@@ -235,21 +227,24 @@ def _by_message(clock, mine, u, local, rest, prices):
     smaller one leaves early. `rest` of what stays inside the node shares the ports.
     """
     finish, port = local.finish_G, local.port
-    through, ahead, per = port.through_2G, port.ahead_GG, len(finish)
+    through, ahead, per = port.through, port.ahead, len(finish)
     free = clock.free[u * per : (u + 1) * per]
     for m in range(per * per):
-        ahead[m] = 0.0
-    for p in range(2 * per):
-        n = _on_port(mine, p, free, port)
-        _in_the_way(n, local.message_N[u], rest, p, port)
-        through[p] = _through(n, prices, port) if rest == 0.0 else np.inf
+        ahead[0, m], ahead[1, m] = 0.0, 0.0
+    _add_ahead(ahead, mine, mine, 1.0, per)
+    if rest > 0.0:
+        _add_ahead(ahead, mine, local.message_N[u], rest, per)
+    else:
+        _through(mine, free, prices, port)
     for r in range(per):
         finish[r] = 0.0
     for i in range(per):
         for c in range(per):
-            if mine[i * per + c] > 0.0:
-                now = max(free[i], free[c]) + prices.lat_up + ahead[i * per + c] * prices.row_up
-                now = min(now, max(through[i], through[per + c]))
+            m = i * per + c
+            if mine[m] > 0.0:
+                now = max(free[i], free[c]) + prices.lat_up + max(ahead[0, m], ahead[1, m]) * prices.row_up
+                if rest == 0.0:
+                    now = min(now, max(through[0, i], through[1, c]))
                 finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
 
 
@@ -352,7 +347,7 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine):
     inside = inside_rows(order, pairs, loads, wide)
     wire = lane_wire(order, pairs, loads.slow_NN, prices, few, fine)
     clock = new_clock(wire, inside.owner_S, order.local_stage, nodes, per if wide or few else 1)
-    port = Port(np.zeros(per, np.int64), np.zeros(per), np.zeros(per), np.zeros(per * per), np.zeros(2 * per))
+    port = Port(np.zeros((2, per * per)), np.zeros((2, per)), np.zeros(per, np.int64))
     local = Local(
         local_rows[0], local_rows[1], np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per), port
     )  # fmt: skip

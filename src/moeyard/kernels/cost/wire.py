@@ -90,7 +90,7 @@ def stage_seconds(wire, law, fine):
 @inner
 def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
     """Add the messages of pair p, each lane of one by itself if they are `apart`."""
-    table, messages, to = wire.at, order.messages, pairs.to_NNM
+    table, messages, to, weight = wire.at, order.messages, pairs.to_NNM, pairs.weight_NNM
     nodes = len(pairs.rows_NN)
     k, f, each = p // nodes, p % nodes, len(quota) if apart else 1
     total = pairs.rows_NN[k, f]
@@ -99,12 +99,12 @@ def _put_pair(wire, at, order, pairs, slow, prices, p, quota, apart):
         for l in range(each):
             rows, enters, lane, slower = hi - lo, 0, -1, slow
             if apart:
-                rows, enters, lane = (
-                    hi * quota[l] // total - lo * quota[l] // total, to[k, f, l], l,
-                )  # fmt: skip
+                # No division where there is nothing to divide: a whole number's takes as long as all the rest.
+                rows, enters, lane = quota[l] if hi == total else hi * quota[l] // total, to[k, f, l], l
+                rows -= lo * quota[l] // total if lo > 0 else 0
                 if rows == 0 or enters < 0:
                     continue
-                slower = UNIT / pairs.weight_NNM[k, f, l]
+                slower = 1.0 if weight[k, f, l] == UNIT else UNIT / weight[k, f, l]
             e = at[s]
             at[s] += 1
             table[LANE, e], table[SRC, e], table[DST, e] = lane, k, f

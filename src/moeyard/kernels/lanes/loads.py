@@ -77,61 +77,71 @@ def _handed(pairs, runs, table, n):
 @inner
 def _passed_on(pairs, k, f, runs, table, m):
     """Add, block by block, what a lane's receiver does not keep; the new length."""
-    carrier, to, found, quota, rows_RR = pairs.carrier_M, pairs.to_NNM, runs.table, runs.quota, pairs.rows_RR
-    per = pairs.by_origin.shape[2]
+    carrier, to, found, quota = pairs.carrier_M, pairs.to_NNM[k, f], runs.table, runs.quota
+    rows_RR, per = pairs.rows_RR, pairs.by_origin.shape[2]
     for r in range(runs.ptr[-1]):
         l, i, pos, seq = found[r, 0], found[r, ORIGIN], found[r, POS], found[r, SEQ]
-        end, b, at = seq + found[r, ROWS], carrier[to[k, f, l]], 0
-        for step in range(per):
-            j = i + step if i + step < per else i + step - per
+        end, b, at, j = seq + found[r, ROWS], carrier[to[l]], 0, i
+        while at < end:
             size = rows_RR[k * per + i, f * per + j]
             lo, hi = max(seq, at), min(end, at + size)
             if lo < hi and j != b:
                 _put(table, m, b, j, pos + lo - seq, pos + hi - seq, quota[l])
                 m += 1
             at += size
-            if at >= end:
-                break
+            j = j + 1 if j + 1 < per else 0
     return m
 
 
 @inner
 def _mixed(pairs, k, f, runs, loads):
     """What the spread passes on and takes in, each lane as a like mix of targets but for its first rows."""
-    carrier, to, quota, by_target = pairs.carrier_M, pairs.to_NNM, runs.quota, pairs.by_target
-    keep, get, rate = loads.keep, loads.get, loads.rate
-    per, kept, whole = pairs.by_origin.shape[2], 0, 0.0
+    carrier, to, quota, by_target = pairs.carrier_M, pairs.to_NNM[k, f], runs.quota, pairs.by_target[k, f]
+    keep, get, rate = loads.keep[k, f], loads.get[k, f], loads.rate[k, f]
+    per, kept, whole = len(by_target), 0, 0.0
     for l in range(len(quota)):
         a = carrier[l]
-        if quota[l] > 0 and a == carrier[to[k, f, l]]:
+        if quota[l] > 0 and a == carrier[to[l]]:
             first = min(runs.own[l], pairs.rows_RR[k * per + a, f * per + a])
-            keep[k, f, a] = first
+            keep[a] = first
             kept += first
     each = 1.0 / max(1, pairs.rows_NN[k, f] - kept)
     for i in range(per):
-        get[k, f, i] = by_target[k, f, i]
+        get[i] = by_target[i]
     for l in range(len(quota)):
         rows = quota[l]
         if rows > 0:
-            b = carrier[to[k, f, l]]
-            first = keep[k, f, b]
-            stay = first + (rows - first) * ((by_target[k, f, b] - first) * each)
+            b = carrier[to[l]]
+            first = keep[b]
+            stay = first + (rows - first) * ((by_target[b] - first) * each)
             whole += rows - stay
-            get[k, f, b] -= stay
-            keep[k, f, b] = first / rows
+            get[b] -= stay
+            keep[b] = first / rows
             if rows > stay:
-                rate[k, f, b] = (rows - stay) / (1.0 - first / rows)
+                rate[b] = (rows - stay) / (1.0 - keep[b])
     for i in range(per if whole > 0.0 else 0):
-        get[k, f, i] /= whole
+        get[i] /= whole
+
+
+@inner
+def _slowest(quota, weight):
+    """The slowest lane's rows per capacity."""
+    slowest = 0.0
+    for l in range(len(quota)):
+        if quota[l] > 0:  # most lanes are healthy: no division
+            rows = 1.0 * quota[l]
+            slowest = max(slowest, rows if weight[l] == UNIT else rows * (UNIT / weight[l]))
+    return slowest
 
 
 @kernel
 def pair_loads(pairs):
     """See `Loads`."""
-    nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)
+    nodes, per = len(pairs.rows_NN), pairs.by_origin.shape[2]
     exact = _known_by_place(pairs.rows_RR, nodes)
     hand_ptr, on_ptr = np.zeros(nodes * nodes + 1, np.int64), np.zeros(nodes * nodes + 1, np.int64)
-    hand, on = np.empty((64, 5)), np.empty((64, 5))
+    room = 64 + (8 * nodes * nodes if nodes > FEW_NODES else 0)  # about as many as will be
+    hand, on = np.empty((room, 5)), np.empty((room if exact else 0, 5))
     shape = (nodes, nodes, 0 if exact else per)
     mix = Loads(
         exact, hand_ptr, hand, on_ptr, on, np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros((nodes, nodes))
@@ -145,11 +155,7 @@ def pair_loads(pairs):
                 count = match(pairs, k, f, runs)
                 hand = _room(hand, n, count)
                 n = _handed(pairs, runs, hand, n)
-                slowest = 0.0
-                for l in range(nics):
-                    if runs.quota[l] > 0:
-                        slowest = max(slowest, runs.quota[l] * (UNIT / pairs.weight_NNM[k, f, l]))
-                mix.slow_NN[k, f] = slowest / total
+                mix.slow_NN[k, f] = _slowest(runs.quota, pairs.weight_NNM[k, f]) / total
                 if exact:
                     on = _room(on, m, count * per)
                     m = _passed_on(pairs, k, f, runs, on, m)

@@ -70,10 +70,10 @@ def _take(left, matching, threshold, perm):
 
 
 @kernel
-def birkhoff(work_NN):
-    """Permutations and their sizes that add up to the matrix padded to equal sums, largest first.
+def birkhoff(work_NN, most_stages):
+    """Permutations and their sizes that add up to the matrix padded to equal sums, largest first; given up at `most_stages` of them.
 
-    The sizes add up to the largest row or column sum. Each matching is kept and only its broken edges are repaired;
+    The sizes add up to the largest row or column sum, or to less if given up. Each matching is kept and only its broken edges are repaired;
     edges below a threshold, halved when no matching is left above it, are passed over, which keeps the pieces large.
     """
     nodes = len(work_NN)
@@ -84,7 +84,7 @@ def birkhoff(work_NN):
     count = 0
     threshold = _top_power(left)
     use_edges(matching.edges, left, threshold)
-    while most > 0:
+    while most > 0 and count < most_stages:
         if not match_all(*matching):
             threshold = max(threshold // 2, np.int64(1))
             use_edges(matching.edges, left, threshold)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.compile import inner, kernel
+from moeyard.kernels.common.sort import heaviest_first
+from moeyard.kernels.compile import kernel
 from moeyard.kernels.orders.bits import bit, match_all, new_matching
 
 
@@ -31,44 +32,41 @@ def _unmatch(matching):
         matching.free[w] = fresh.free[w]
 
 
-@inner
-def _use_edges(edges, work_NN, least):
-    """As in `bits`, of seconds: rows are compared as the integers they are."""
-    for k in range(len(edges)):
-        for w in range(edges.shape[1]):
-            edges[k, w] = 0
-        for f in range(len(edges)):
-            if work_NN[k, f] >= least:
-                edges[k, f >> 6] |= bit(f)
-
-
 @kernel
 def heavy_matchings(work_NN, step):
     """Every ordered pair of nodes once, as nodes - 1 permutations, pairs of like work together, heavy ones first.
 
-    Each permutation holds pairs above a threshold only, which falls by the factor `step` when none is left.
+    Each permutation holds pairs above a threshold only, which falls by the factor `step` when none is left. Pairs are sorted once, so
+    that a lower threshold adds edges and a threshold that adds none is passed over.
     """
     nodes = len(work_NN)
-    unused = work_NN.copy()  # -1: used
-    threshold = 0.0
+    work, pairs = np.full(nodes * nodes, -1.0), nodes * nodes - nodes  # the diagonal comes last
     for k in range(nodes):
-        unused[k, k] = -1.0
         for f in range(nodes):
-            threshold = max(threshold, work_NN[k, f])
-    floor = threshold / 1024
+            if k != f:
+                work[k * nodes + f] = work_NN[k, f]
+    order = heaviest_first(work)
+    threshold = max(0.0, work[order[0]])
+    floor, added = threshold / 1024, 0
     matching = new_matching(nodes)
+    edges = matching.edges
     perms = np.empty((nodes - 1, nodes), np.int16)
     for p in range(nodes - 1):
         _unmatch(matching)
-        _use_edges(matching.edges, unused, threshold)
-        while not match_all(
-            *matching
-        ):  # the rows matched so far stay; the others try again at each threshold
-            threshold = threshold * step if threshold > floor else 0.0  # what is unused always has a matching
-            _use_edges(matching.edges, unused, threshold)
+        while True:
+            while added < pairs and work[order[added]] >= threshold:
+                k, f = order[added] // nodes, order[added] % nodes
+                edges[k, f >> 6] |= bit(f)
+                added += 1
+            if match_all(*matching):
+                break
+            # The rows matched so far stay; the others try again with more edges. What is unused always has a matching.
+            while threshold > work[order[added]]:
+                threshold = threshold * step if threshold > floor else 0.0
         for k in range(nodes):
-            perms[p, k] = matching.to[k]
-            unused[k, matching.to[k]] = -1.0
+            f = matching.to[k]
+            perms[p, k] = f
+            edges[k, f >> 6] &= ~bit(f)
     return perms
 
 
