@@ -1,6 +1,6 @@
 """How long `auto` takes, plan and one rank's program, warm, beside `fast`; and an estimate beside the making of its schedule.
 
-    python -m bench.auto_speed [--nodes 8 40] [--networks plain shared wan] [--seed S] [--times T] [--json]
+    python -m bench.auto_speed [--nodes 8 40 128] [--networks plain shared wan] [--seed S] [--times T] [--json] [--document]
 
 Every workload x size x law on nodes of eight ranks: one datacenter, one with two ranks a nic, two with a wan of 5 GB/s and 1 ms. Medians of
 processor time of this thread, so that other work on the machine counts less. Goals: `auto` within 5 x `fast` and within 0.8 / 8 / 120 ms at
@@ -17,6 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 import moeyard as my
+from bench.document import write_figures
 
 LOADS = ("balanced", "random", "zipf:0.9", "zipf-pairs:0.9", "hot", "sparse:0.1")
 MEGABYTES = (1, 16, 64, 256)
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=int, default=5, help="runs that a median is of")
     parser.add_argument("--json", action="store_true", help="a row a cell")
+    parser.add_argument("--document", action="store_true", help="write the table of docs/scheduling.md")
     options = parser.parse_args()
     found = []
     for one in rows(options.networks, options.nodes, options.seed, options.times):
@@ -88,7 +90,32 @@ def main() -> None:
             print(json.dumps(one._asdict()), flush=True)
     where = dict.fromkeys((one.network, one.ranks) for one in found)
     missed = [judge(found, network, ranks) for network, ranks in where]  # all are printed
+    if options.document:
+        write_figures("docs/scheduling.md", "auto_speed", table(found))
     raise SystemExit(any(missed))
+
+
+def table(found: list[Row]) -> str:
+    """What was found as Markdown: medians, the worst cell, and how many cells miss the goal."""
+    lines = [
+        "| network | ranks | cells | `fast`, ms | `auto`, ms | `auto` / `fast` | above 5 | above the limit | an estimate / its making |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for network, ranks in dict.fromkeys((one.network, one.ranks) for one in found):
+        here = [one for one in found if (one.network, one.ranks) == (network, ranks)]
+        columns = (
+            [one.fast_ms for one in here],
+            [one.auto_ms for one in here],
+            [one.auto_ms / one.fast_ms for one in here],
+        )
+        spans = " | ".join(f"{median(column):.3g}, at worst {max(column):.3g}" for column in columns)
+        limit = LIMIT_MS.get(ranks, float("inf"))
+        above = f"{sum(ratio > TIMES_FAST for ratio in columns[2])} | {sum(ms > limit for ms in columns[1])} of {limit:g} ms"
+        estimates = [one.estimate_ms / one.making_ms for one in here]
+        lines.append(
+            f"| {network} | {ranks} | {len(here)} | {spans} | {above} | {median(estimates):.3g}, at worst {max(estimates):.3g} |"
+        )
+    return "\n".join(lines)
 
 
 def judge(found: list[Row], network: str, ranks: int) -> bool:
