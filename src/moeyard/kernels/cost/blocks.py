@@ -59,15 +59,15 @@ def crossing_blocks(rows_RR, per, at_R, ports):
     ranks = len(rows_RR)
     total, count = np.zeros((2, ranks), np.int64), np.zeros((2, ranks), np.int64)
     for i in range(ranks):
-        first, out, flows = i - i % per, 0, 0
+        first, out, blocks = i - i % per, 0, 0
         for part in range(2):  # the ranks before those of the node, and those after
             for j in range(first + per if part else 0, ranks if part else first):
-                rows = rows_RR[i, j]
-                out += rows
-                flows += rows > 0
-                total[1, j] += rows
-                count[1, j] += rows > 0
-        total[0, i], count[0, i] = out, flows
+                size = rows_RR[i, j]
+                out += size
+                blocks += size > 0
+                total[1, j] += size
+                count[1, j] += size > 0
+        total[0, i], count[0, i] = out, blocks
     rows, flows = np.zeros((2, ports)), np.zeros((2, ports))
     for r in range(ranks):
         for d in range(2):
