@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "runtime")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "runtime"), str(HERE.parent.parent)]
 
 import harness  # noqa: E402
 
