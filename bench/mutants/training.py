@@ -35,7 +35,7 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "every network is called shaped",
         "runtime/observe/network.py",
-        'return Network.LOOPBACK if machines == 1 and device == "cpu" else Network.CLUSTER',
+        'return Network.LOOPBACK if machines == 1 and (device == "cpu" or shared) else Network.CLUSTER',
         "return Network.SHAPED",
         f"{_PARTS}::test_the_network_is_what_it_is",
     ),
