@@ -1,6 +1,7 @@
 """How long `auto` takes, plan and one rank's program, warm, beside `fast`; and an estimate beside the making of its schedule.
 
-    python -m bench.auto_speed [--nodes 8 40 128] [--networks plain shared wan] [--seed S] [--times T] [--json] [--document]
+    python -m bench.auto_speed [--nodes 8 40 128] [--networks plain shared wan] [--seed S] [--times T] [--json]
+        [--document MARKS]
 
 Every workload x size x law on nodes of eight ranks: one datacenter, one with two ranks a nic, two with a wan of 5 GB/s and 1 ms. Medians of
 processor time of this thread, so that other work on the machine counts less. Goals: `auto` within 5 x `fast` and within 0.8 / 8 / 120 ms at
@@ -81,7 +82,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--times", type=int, default=5, help="runs that a median is of")
     parser.add_argument("--json", action="store_true", help="a row a cell")
-    parser.add_argument("--document", action="store_true", help="write the table of docs/scheduling.md")
+    parser.add_argument(
+        "--document", metavar="MARKS", help="write the table between these marks of docs/scheduling.md"
+    )
     options = parser.parse_args()
     found = []
     for one in rows(options.networks, options.nodes, options.seed, options.times):
@@ -91,7 +94,7 @@ def main() -> None:
     where = dict.fromkeys((one.network, one.ranks) for one in found)
     missed = [judge(found, network, ranks) for network, ranks in where]  # all are printed
     if options.document:
-        write_figures("docs/scheduling.md", "auto_speed", table(found))
+        write_figures("docs/scheduling.md", options.document, table(found))
     raise SystemExit(any(missed))
 
 
