@@ -8,7 +8,7 @@ import pytest
 from harness import launch
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.runtime, pytest.mark.long, pytest.mark.timeout(600)]
 
 CASES = {
     "compiled": "torch.compile with one graph break a layer",

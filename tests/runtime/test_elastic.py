@@ -11,7 +11,7 @@ import time
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.runtime, pytest.mark.long, pytest.mark.timeout(600)]
 
 LINE = re.compile(r"step (\d+): loss ([\d.]+) on (\d+) ranks")
 STEPS, NODES, PER = 400, 2, 2

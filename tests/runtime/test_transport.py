@@ -58,10 +58,10 @@ def test_every_wait_joins_and_only_the_first_finishes():
 
 
 def test_a_transport_is_the_backends_own_or_the_one_named():
-    assert choose_transport(None, "gloo") is TRANSPORTS["gloo"]
-    assert choose_transport(None, "nccl") is TRANSPORTS["nccl"]
+    assert choose_transport(None, "gloo").args[0] is TRANSPORTS["gloo"]
+    assert choose_transport(None, "nccl").args[0] is TRANSPORTS["nccl"]
     for backend in ("gloo", "nccl"):
-        assert choose_transport("collective", backend) is TRANSPORTS["collective"]
+        assert choose_transport("collective", backend).args[0] is TRANSPORTS["collective"]
     with pytest.raises(UnknownName, match="did you mean 'collective'"):
         choose_transport("colective", "gloo")
     with pytest.raises(InvalidCluster, match="needs nccl groups, but the yard's are gloo"):

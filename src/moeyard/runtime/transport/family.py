@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.runtime.transport.api import Deck, Transport
@@ -18,7 +19,7 @@ TRANSPORTS: dict[str, Callable[[Deck], Transport]] = {
 }
 
 
-def choose_transport(name: str | None, backend: str) -> Callable[[Deck], Transport]:
+def choose_transport(name: str | None, backend: str) -> partial[Transport]:
     """The one named, or the backend's own."""
     name = name or backend
     if name not in TRANSPORTS:
@@ -27,11 +28,10 @@ def choose_transport(name: str | None, backend: str) -> Callable[[Deck], Transpo
         raise InvalidCluster(
             f"transport {name!r} needs {name} groups, but the yard's are {backend}; leave it out, or take 'collective'"
         )
-    kind = TRANSPORTS[name]
+    return partial(_make, TRANSPORTS[name], name != "collective")
 
-    def made(deck: Deck) -> Transport:
-        if deck.watcher is None or deck.device.type == "cpu":
-            return kind(deck)
-        return Timed(kind(deck), deck.watcher, counts=name != "collective")
 
-    return made
+def _make(kind: Callable[[Deck], Transport], counts: bool, deck: Deck) -> Transport:
+    if deck.watcher is None or deck.device.type == "cpu":
+        return kind(deck)
+    return Timed(kind(deck), deck.watcher, counts=counts)
