@@ -1,6 +1,6 @@
 """The step with replicas gathered ahead and reduced behind, against the same on the spot: NCCL ranks on one GPU, paired.
 
-    PYTHONPATH=src python bench/gpu_ahead.py [--ranks 4] [--pairs 20] [--json FILE]
+    PYTHONPATH=src:. python bench/gpu_ahead.py [--ranks 4] [--pairs 20] [--json FILE]
 
 Several ranks share one GPU, each as a host of its own (NCCL_HOSTID), messages by way of shared memory and sockets: kernels of all
 ranks wait for the same processors, so what is hidden here is a lower bound, and the figures say nothing of a cluster. Prints: the losses of
@@ -14,11 +14,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from bench.gpu_ranks import run_ranks
 
 HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
 WAYS = {"on the spot": {"ahead": False}, "ahead": {"ahead": True}}
@@ -191,22 +192,10 @@ def main():
         print("no GPU here", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--ranks", str(options.ranks), "--pairs", str(options.pairs)]
-        children = [
-            subprocess.Popen(command, env=os.environ | {"MOEYARD_RANK": str(rank), "MOEYARD_FOLDER": folder})
-            for rank in range(options.ranks)
-        ]
-        end = time.monotonic() + options.limit
-        while any(child.poll() is None for child in children) and time.monotonic() < end:
-            if any(child.poll() for child in children):
-                end = min(end, time.monotonic() + 10)  # the others wait for one that failed
-            time.sleep(0.2)
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        if any(child.returncode for child in children):
-            print(f"ranks left with {[child.returncode for child in children]}", file=sys.stderr)
+        arguments = ["--ranks", str(options.ranks), "--pairs", str(options.pairs)]
+        codes = run_ranks(__file__, options.ranks, arguments, folder, options.limit)
+        if any(codes):
+            print(f"ranks left with {codes}", file=sys.stderr)
             return 1
         row = json.loads((Path(folder) / "out").read_text())
     print(json.dumps(row, indent=1))

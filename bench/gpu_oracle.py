@@ -1,6 +1,6 @@
 """NCCL ranks on one GPU against one process: outputs, loss, gradients, clip norm and steps of a fused optimizer, float32 and bf16.
 
-    PYTHONPATH=src python bench/gpu_oracle.py [--ranks 8] [--limit 240]
+    PYTHONPATH=src:. python bench/gpu_oracle.py [--ranks 8] [--limit 240]
 
 NCCL refuses two ranks on one GPU unless they look like different hosts, so each gets its own NCCL_HOSTID; it is a test of
 every code path, not of speed. Outside the one wait for the counts the host never waits for the device: the steps run under
@@ -14,10 +14,11 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from pathlib import Path
+
+from bench.gpu_ranks import run_ranks
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 128, 20, 4, 96
 STEPS, RATE = 4, 3e-3  # of the optimizer
@@ -250,24 +251,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"
         lines.touch()
-        command = [sys.executable, __file__, "--ranks", str(options.ranks), "--limit", str(options.limit)]
-        command += ["--schedulers", *options.schedulers]
-        import subprocess
-
-        children = [
-            subprocess.Popen(command, env=os.environ | {"MOEYARD_RANK": str(rank), "MOEYARD_FOLDER": folder})
-            for rank in range(options.ranks)
-        ]
-        end = time.monotonic() + options.limit
-        while any(child.poll() is None for child in children) and time.monotonic() < end:
-            if any(child.poll() for child in children):
-                end = min(end, time.monotonic() + 20)  # the others wait for one that failed
-            time.sleep(0.2)
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        codes = [child.returncode for child in children]
+        arguments = ["--ranks", str(options.ranks), "--limit", str(options.limit)]
+        arguments += ["--schedulers", *options.schedulers]
+        codes = run_ranks(__file__, options.ranks, arguments, folder, options.limit)
         text = lines.read_text()
     cases = 4 * len(options.schedulers)
     good = text.count(" ok\n")

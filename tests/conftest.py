@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,21 @@ def rails():
     refused = [f"{step.name}: {step.detail}" for step in check() if step.needed and not step.works]
     if refused:
         pytest.skip(f"no shaped lab on this machine: {'; '.join(refused)}")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """`moeyard ARGS` in this process: (status, stdout, stderr)."""
+    from moeyard.cli import main
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run

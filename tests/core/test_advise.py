@@ -3,7 +3,6 @@
 import ast
 import inspect
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import moeyard as my
 from moeyard.advise import WORTH, advise, one_step, sample
 from moeyard.breakeven import experts_by_wan, tokens_by_rate
-from moeyard.cli import main
 from moeyard.demands import Shape, demand_over_time
 from moeyard.formats.models import model_config, model_names
 from moeyard.model import STAND_IN, num_experts, top_k
@@ -116,21 +114,6 @@ def test_every_named_model_has_its_published_sizes(name):
     assert experts == pytest.approx(routed[name], rel=0.01)
     assert 1 <= top_k(config) <= 8
     assert model.non_moe_forward > 0
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 MADE = ("--experts", "8", "--top-k", "2", "--records", "3", "--layers", "1", "--jobs", "1", "--slots", "1")

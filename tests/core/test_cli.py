@@ -9,28 +9,10 @@ import numpy as np
 import pytest
 
 import moeyard as my
-from moeyard.cli import main
 from moeyard.cli.app import COMMANDS
 from moeyard.formats import preset_names, save_cluster, save_traffic
 
 SMALL = ["--mb", "1"]
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """`moeyard ARGS` in this process: (status, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def refused(result):

@@ -9,24 +9,9 @@ import pytest
 from bench import commands
 
 import moeyard as my
-from moeyard.cli import main, show
+from moeyard.cli import show
 from moeyard.cli.app import COMMANDS
 from moeyard.lab.loads import STANDARD, fitting_mb, lab_traffic, standard
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def refused(result, *says):

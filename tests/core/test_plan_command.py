@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from moeyard.cli import main
 from moeyard.formats.models import MODELS, load_model
 from moeyard.formats.placements import load_placement
 from moeyard.planners import PLANNERS
 
 QUICK = ["--planner", "static", "--planner", "quota", "--planner", "balanced"]
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """`moeyard ARGS` in this process: (status, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def test_a_table_with_every_planner(call):

@@ -1,14 +1,12 @@
 """A replay is what planning each record by hand gives, whoever works it out; and it goes on where it stopped."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from bench import samples
 
 import moeyard as my
-from moeyard.cli import main
 from moeyard.cost import step_floor
 from moeyard.demands import Shape, demand_over_time
 from moeyard.errors import MoeyardError
@@ -182,21 +180,6 @@ def test_a_job_that_cannot_be_done_says_why(changes, says):
 
 
 # --- the command
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 QUICK = ("--planner", "static", "--planner", "quota", "--records", "3", "--layers", "1", "--jobs", "1")

@@ -1,13 +1,12 @@
 """`moeyard simulate` as a user calls it, sweeps, and the fit of the contention law."""
 
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
 import moeyard as my
-from moeyard.cli import main
 from moeyard.fit import fit_contention
 from moeyard.formats import save_cluster
 from moeyard.sim.flow import tolerance_for
@@ -15,28 +14,18 @@ from moeyard.sim.sweep import Point, sweep
 
 
 @pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
+def simulate(call, monkeypatch, tmp_path):
     """`moeyard simulate ARGS` on a small cluster: (status, stdout, stderr)."""
     cluster = my.Cluster(2, 2, my.Port(4e9, 1e-6), my.Port(1e9, 1e-5), rails=[[1, 1], [1, 0]], name="small")
     save_cluster(cluster, tmp_path / "small.toml")
     save_cluster(cluster.but(name="", rails=None), tmp_path / "whole.toml")
     monkeypatch.chdir(tmp_path)
 
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["moeyard", "simulate", *map(str, args)])
-        status = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    return partial(call, "simulate")
 
 
-def test_one_simulation_prints_time_bound_and_rails(call):
-    status, out, err = call("./small.toml", "zipf:0.9", "--mb", 1, "--scheduler", "direct")
+def test_one_simulation_prints_time_bound_and_rails(simulate):
+    status, out, err = simulate("./small.toml", "zipf:0.9", "--mb", 1, "--scheduler", "direct")
     assert (status, err) == (0, "")
     for words in (
         "x bound",
@@ -51,8 +40,8 @@ def test_one_simulation_prints_time_bound_and_rails(call):
     assert "x" in out.split("node")[-1]  # the dead nic
 
 
-def test_json_and_files(call, tmp_path):
-    status, out, _ = call(
+def test_json_and_files(simulate, tmp_path):
+    status, out, _ = simulate(
         "./small.toml",
         "zipf:0.9",
         "--mb",
@@ -76,19 +65,19 @@ def test_json_and_files(call, tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
-def test_the_tolerance_follows_from_the_size_unless_given(call):
+def test_the_tolerance_follows_from_the_size_unless_given(simulate):
     assert [tolerance_for(n) for n in (1, 10_000, 10_001, 100_001, 10**6)] == [0.0, 0.0, 0.005, 0.01, 0.02]
     cluster = my.Cluster.load("h200-2x8")
     plan = my.schedule(cluster, my.workload("zipf:0.9", 16, mb=1), "direct")
     exact = my.simulate(cluster, plan)
     assert exact.tolerance == my.simulate(cluster, plan, tolerance="auto").tolerance == 0.0
-    status, out, _ = call("./small.toml", "zipf:0.9", "--mb", 1)
+    status, out, _ = simulate("./small.toml", "zipf:0.9", "--mb", 1)
     assert status == 0
     assert "(exact simulation)" in out
-    status, out, _ = call("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", 0.005)
+    status, out, _ = simulate("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", 0.005)
     assert status == 0
     assert "(within 0.5%)" in out
-    status, out, err = call("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", "much")
+    status, out, err = simulate("./small.toml", "zipf:0.9", "--mb", 1, "--tolerance", "much")
     assert (status, out) == (2, "")
     assert "--tolerance much: give auto, or a number" in err
 
@@ -104,7 +93,7 @@ def test_many_flows_are_simulated_within_the_tolerance_that_auto_states():
     assert near.sharings < exact.sharings / 4
 
 
-def test_a_sweep_is_one_line_each(call):
+def test_a_sweep_is_one_line_each(simulate):
     args = (
         "./small.toml,./whole.toml",
         "balanced,zipf:0.9",
@@ -117,20 +106,20 @@ def test_a_sweep_is_one_line_each(call):
         "--jobs",
         1,
     )
-    status, out, _ = call(*args, "--json")
+    status, out, _ = simulate(*args, "--json")
     assert status == 0
     said = json.loads(out)
     assert len(said) == 8
     assert {(o["cluster"], o["traffic"]) for o in said} == {
         (c, f"{t} {mb} MB") for c in ("small", "whole") for t in ("balanced", "zipf:0.9") for mb in (1, 4)
     }
-    status, out, _ = call(*args)
+    status, out, _ = simulate(*args)
     assert status == 0
     assert out.count("direct") == 8
 
 
-def test_a_sweep_writes_no_timeline(call):
-    status, out, err = call("./small.toml", "balanced,random", "--chrome", "t.json")
+def test_a_sweep_writes_no_timeline(simulate):
+    status, out, err = simulate("./small.toml", "balanced,random", "--chrome", "t.json")
     assert (status, out) == (2, "")
     assert "2 simulations" in err
 

@@ -21,7 +21,7 @@ def run(
     timeout: Annotated[float, typer.Option(help="With --cluster: seconds until a silent rank is named.")] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:  # fmt: skip
-    """Say what this machine has and lacks; with --cluster under torchrun, what the whole cluster does.
+    """Say what this machine has and lacks. With --cluster under torchrun: what the whole cluster does.
 
     Beside each thing stands what it is, or would be, good for. --cluster ends with status 1 if ranks differ in what must be alike.
     """

@@ -161,16 +161,21 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     return shape, fortran, dtype
 
 
-def _read_csv(path: PathLike) -> NDArray[Any]:
+def csv_lines(path: PathLike) -> list[tuple[int, list[str]]]:
+    """(number in the file, cells) of every line that is neither empty nor a comment."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         try:
-            lines = [
+            return [
                 (i, line)
                 for i, line in enumerate(csv.reader(file), 1)
                 if line and not line[0].startswith("#")
             ]
         except (csv.Error, UnicodeDecodeError) as error:
             raise InvalidFile(f"{path}: not CSV: {error}") from error
+
+
+def _read_csv(path: PathLike) -> NDArray[Any]:
+    lines = csv_lines(path)
     if not lines:
         raise InvalidFile(f"{path}: empty; give one line of comma-separated row counts per rank")
     first, width = lines[0][0], len(lines[0][1])

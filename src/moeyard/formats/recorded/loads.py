@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeyard.errors import InvalidFile
-from moeyard.formats.arrays import load_trace, read_arrays
+from moeyard.formats.arrays import csv_lines, load_trace, read_arrays
 from moeyard.formats.strict import PathLike, named, short
 from moeyard.trace import Trace
 
@@ -99,15 +99,7 @@ def read_csv(path: PathLike) -> Trace:
 
 
 def _table(path: PathLike) -> Trace:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        try:
-            lines = [
-                (i, line)
-                for i, line in enumerate(csv.reader(file), 1)
-                if line and not line[0].startswith("#")
-            ]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise InvalidFile(f"{path}: not CSV: {error}") from error
+    lines = csv_lines(path)
     heading = [cell.strip().lower() for cell in lines[0][1]]
     odd = [name for name in heading if name not in _COLUMNS]
     columns = [_COLUMNS[name] for name in heading if name in _COLUMNS]
