@@ -34,11 +34,12 @@ def prepare():
 class Pushed(oracle.Router):
     """Another expert is hot every few steps; which one differs from layer to layer."""
 
-    turn = 0
+    turn, wide = 0, 1
 
     def forward(self, x):
         push = torch.zeros(EXPERTS, dtype=torch.float64)
-        push[(self.turn // 4 + self.number) % EXPERTS] = 2.0
+        first = (self.turn // 4 + self.number) % EXPERTS
+        push[[(first + i) % EXPERTS for i in range(self.wide)]] = 2.0
         self.push = push
         return super().forward(x)
 
@@ -94,6 +95,7 @@ def everything(rank, world, steps):
         found["evaluated"] = evaluated(yard, rank)
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
         found["as data"] = as_data(yard, rank)
+        found["homes by themselves"] = homes_by_themselves(yard, world)
     found["odd"] = odd(rank, world)
     return found
 
@@ -120,6 +122,25 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
     return {
         "worst": worst, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
     }  # fmt: skip
+
+
+def homes_by_themselves(yard, world):
+    """One rank's experts stay hot: they are spread over the ranks once, exactly, and then they stay."""
+    model = my.ModelSpec(row_bytes=8 * oracle.HIDDEN, expert_bytes=4096, expert_flops=1e6, flops=1e9)
+    yard.choose(planner="static", slots=0, model=model)
+    plain, ours = models(yard, 2)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (plain, ours)]
+    worst, moved = 0.0, []
+    for step in range(6):
+        for one in (plain, ours):
+            for layer in one.layers:
+                layer.router.turn, layer.router.wide = 0, 2
+        worst = max(worst, check(f"step {step}", one_step(yard, plain, ours, [oracle.shares(world, step)])))
+        for optimizer in optimizers:
+            optimizer.step()
+        moved.append(yr.rehome(ours, yard, optimizers[1], steps=10_000))
+    homes = [np.bincount(layer.home_E, minlength=world).tolist() for layer in ours.layers]
+    return {"worst": worst, "moved": moved, "homes": homes}
 
 
 def two_layers(yard):

@@ -105,11 +105,11 @@ def one_step(yard, plain, ours, batches, max_norm=0.5):
 def gradient_errors(yard, plain, ours):
     theirs = dict(plain.named_parameters())
     experts = dict(yr.expert_parameters(ours))
-    own = ours.layers[0].own
     errors = {}
     for name, parameter in ours.named_parameters():
         expected = theirs[name].grad
         if name in experts:
+            own = ours.get_submodule(name.rpartition(".")[0]).own
             expected = None if expected is None else expected[own]
         if parameter.grad is None or expected is None:
             errors[name] = 0.0 if parameter.grad is expected else float("inf")

@@ -81,3 +81,14 @@ def test_the_next_step_is_data_that_all_ranks_share(found):
         assert after[1:3] == (2, True)
         assert same, "what was gathered is not what the plan says"
         assert again
+
+
+def test_homes_that_pay_move_once_and_exactly(found):
+    """AdamW beside one process, two experts of one rank hot in each layer; every rank keeps as many experts as it had."""
+    for rank in found:
+        one = rank["homes by themselves"]
+        assert one["worst"] <= 1e-9
+        assert one["moved"] == found[0]["homes by themselves"]["moved"]
+        assert one["moved"][0] >= 2, "nothing moved"
+        assert one["moved"][2:] == [0, 0, 0, 0], "moved to and fro"
+        assert one["homes"] == [[2, 2, 2, 2]] * 2

@@ -30,6 +30,7 @@ from moeyard.runtime.layers.gradients import (
     sync_gradients,
 )
 from moeyard.runtime.layers.move import move_experts
+from moeyard.runtime.layers.rehome import rehome
 from moeyard.runtime.layers.replicas import gather_experts
 from moeyard.runtime.layers.share import Share, Stack, expert_modules
 from moeyard.runtime.observe.measure import measure, measure_links, remeasure
@@ -97,6 +98,7 @@ __all__ = [
     "read_tensors",
     "record",
     "record_text",
+    "rehome",
     "remeasure",
     "router_loss",
     "save_checkpoint",

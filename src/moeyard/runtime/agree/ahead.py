@@ -81,8 +81,7 @@ class Forecasts:
 
     def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
         """A call of this site, served by `used`; its next one is planned from now on, on a thread of its own."""
-        one = self._sites.setdefault(site, _Site())
-        one.history.append(demand)
+        one = self.note(site, demand)
         one.used[_key(demand)] = used
         while len(one.used) > REPLAYS:
             one.used.popitem(last=False)
@@ -92,6 +91,17 @@ class Forecasts:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
         one.coming = self._thread.submit(plan, tuple(one.history))
+
+    def note(self, site: int, demand: Demand) -> _Site:
+        """The counts of a call."""
+        one = self._sites.setdefault(site, _Site())
+        one.history.append(demand)
+        return one
+
+    def past(self, site: int) -> tuple[Demand, ...]:
+        """The counts of this site's last calls, oldest first."""
+        found = self._sites.get(site)
+        return () if found is None else tuple(found.history)
 
     def replay(self, site: int, demand: Demand) -> Placement | None:
         """What served this demand before: a recomputed forward must be served alike."""

@@ -30,7 +30,7 @@ from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.flaws import Flaw
-from moeyard.runtime.layers.ahead import Call, Layer, choose_placement
+from moeyard.runtime.layers.ahead import Call, Layer, choose_placement, recomputing
 from moeyard.runtime.layers.autograd import send_rows
 from moeyard.runtime.layers.device import to_device, to_host
 from moeyard.runtime.layers.replicas import Ahead
@@ -198,7 +198,7 @@ def plan_dispatch(
     if call is not None:
         hosts, begun = call.hosts(demand, bool(values[:, -1].any()))
     else:
-        hosts = placement or choose_placement(yard.cluster, yard.options, demand, home_E)
+        hosts = placement or _hosts_now(yard, layer, demand, home_E)
     options = yard.options
     if chunks > 1:
         whole = assign(yard.cluster, demand, hosts, options.policy, model=options.model)
@@ -220,6 +220,13 @@ def plan_dispatch(
     if call is not None:
         begun = call.served(demand, hosts, begun)
     return [replace(route, begun=begun) for route in routes]
+
+
+def _hosts_now(yard: Hosts, layer: Layer, demand: Demand, home_E: IntArray) -> Placement:
+    """Planned on this very call's counts; they are kept for `rehome`."""
+    if layer.site and not recomputing():
+        yard.forecasts.note(layer.site, demand)
+    return choose_placement(yard.cluster, yard.options, demand, home_E)
 
 
 def combine(
