@@ -96,6 +96,7 @@ def everything(rank, world, steps):
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
         found["as data"] = as_data(yard, rank)
         found["homes by themselves"] = homes_by_themselves(yard, world)
+        found["chosen"] = chosen(yard, rank)
     found["odd"] = odd(rank, world)
     return found
 
@@ -267,6 +268,26 @@ def as_data(yard, rank):
         used == planned,
         my.plan_step(yard.cluster, [layer.placement for layer in plan.layers]).digest == plan.digest,
     )
+
+
+def chosen(yard, rank):
+    """Schedulers that were asked for in the foreground, call by call, on rows that differ from call to call."""
+    yard.choose(scheduler="auto", **REPLICAS)
+    real, asked, calls = yr.agree.agreement.make_plan, [], []
+
+    def make(cluster, traffic, scheduler, rank):
+        asked.append(scheduler)
+        return real(cluster, traffic, scheduler, rank)
+
+    (layer, _), yr.agree.agreement.make_plan = two_layers(yard), make
+    try:
+        for i in range(4):
+            asked.clear()
+            layer(rows(rank)[: 16 - i - rank])
+            calls.append(tuple(asked))
+    finally:
+        yr.agree.agreement.make_plan = real
+    return calls
 
 
 def evaluated(yard, rank):

@@ -5,6 +5,8 @@ import os
 import pytest
 from harness import launch
 
+from moeyard.schedulers import SCHEDULERS
+
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
 STEPS = int(os.environ.get("MOEYARD_STEPS", "40"))  # of the longest; 100 by hand
@@ -59,6 +61,15 @@ def test_gathers_and_reduces_lie_behind_what_is_computed(found):
     assert any(rank["order"]["gathers"] > 0 for rank in found)
     assert any(rank["order"]["gather behind"] for rank in found)
     assert any(rank["order"]["reduce behind"] for rank in found)
+
+
+def test_the_scheduler_is_chosen_ahead(found):
+    """`auto` compares schedules when a layer is called for the first time; after that its choice is known before the counts."""
+    for rank in found:
+        first, *later = rank["chosen"]
+        assert set(first) == {"auto"}
+        rows = [one[0] for one in later]  # then those of gathers on the spot, which nobody began ahead
+        assert all(one in SCHEDULERS and one != "auto" for one in rows), later
 
 
 def test_evaluation_between_steps(found):

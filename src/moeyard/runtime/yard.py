@@ -239,10 +239,10 @@ class Yard:
         """One small gather: [rank, value], or Mismatch on every rank. about: see `Agreement.agree`."""
         return self.agreement.agree(kind, payload, **about)
 
-    def plan(self, traffic: Traffic, also: int = 0) -> Plan:
+    def plan(self, traffic: Traffic, also: int = 0, scheduler: str | None = None) -> Plan:
         """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
-        that must agree. Every rank calls this with the same traffic."""
-        return self.agreement.plan(traffic, also)
+        that must agree. scheduler: one that was chosen before. Every rank calls this with the same traffic."""
+        return self.agreement.plan(traffic, also, scheduler)
 
     def start(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False

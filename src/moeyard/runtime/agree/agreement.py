@@ -81,22 +81,24 @@ class Agreement:
             self._watcher.agreed(kind, began, time.monotonic())
         return values
 
-    def plan(self, traffic: Traffic, also: int = 0) -> Plan:
+    def plan(self, traffic: Traffic, also: int = 0, scheduler: str | None = None) -> Plan:
         """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
-        that must agree. Every rank calls this with the same traffic."""
+        that must agree. scheduler: one that was chosen before. Every rank calls this with the same traffic."""
         began = time.monotonic()
         key = PlanCache.key(traffic, also)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self._guard.watched("plan", lambda: self._make(traffic, also))
+            plan = self._guard.watched(
+                "plan", lambda: self._make(traffic, also, scheduler or self._scheduler)
+            )
             self.plans.put(key, plan)
         self._history = small_digest(self._history, plan.digest, also)
         if self._watcher is not None:
             self._watcher.planned(plan, began, time.monotonic())
         return plan
 
-    def _make(self, traffic: Traffic, also: int) -> Plan:
-        plan = make_plan(self._cluster, traffic, self._scheduler, self._rank)
+    def _make(self, traffic: Traffic, also: int, scheduler: str) -> Plan:
+        plan = make_plan(self._cluster, traffic, scheduler, self._rank)
         finish = self.control.agree_digest(small_digest(plan.digest, also))
         _ = plan.forward  # lowered while the digests travel
         finish()

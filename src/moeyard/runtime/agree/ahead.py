@@ -23,11 +23,12 @@ REPLAYS = 64  # calls of a layer whose recomputation finds the placement again
 
 
 class Coming(NamedTuple):
-    """What is planned for a layer's next call: hosts, and the exchanges that bring them their experts."""
+    """What is planned for a layer's next call: hosts, the exchanges that bring them their experts, and who will schedule the rows."""
 
     placement: Placement
     gather: Any
     digest: int
+    scheduler: str
 
 
 Planner = Callable[[Sequence[Demand]], Coming]

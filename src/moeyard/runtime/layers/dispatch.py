@@ -177,15 +177,15 @@ def plan_dispatch(
     what all ranks know."""
     if home_E is None:
         home_E = static_homes(num_experts, yard.size) if placement is None else placement.home_E
-    call = None
+    call, row_bytes = None, max(1, x_TD.shape[1] * x_TD.element_size())
     if layer.stacks and placement is None and yard.options.plans_ahead:
-        call = Call(yard, layer, home_E)
+        call = Call(yard, layer, home_E, row_bytes)
     stale, ahead = (0, 0) if call is None else call.opened()
     parts = [_count(one.reshape(-1), num_experts) for one in top_k_index.tensor_split(chunks)]
     values = yard.agree(
         "dispatch",
         np.concatenate([*(part.rows_E for part in parts), [stale]]),
-        row_bytes=x_TD.shape[1] * x_TD.element_size(),
+        row_bytes=row_bytes,
         dtype=dtype_code(x_TD.dtype),
         grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains),
         site=layer.site,
@@ -213,7 +213,7 @@ def plan_dispatch(
         digest = small_digest(
             hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
         )
-        plan = yard.plan(served.traffic(max(1, x_TD.shape[1] * x_TD.element_size())), digest)
+        plan = yard.plan(served.traffic(row_bytes), digest, None if call is None else call.scheduler)
         routes.append(
             _route(yard, hosts, served, demanded, plan, part.order, (len(index), index.shape[1]), x_TD.device)
         )
