@@ -39,7 +39,7 @@ pytest: warm  ## the tests alone
 	$(BIN)/pytest -q -n $(WORKERS) -m "not long" --dist loadfile --no-loadscope-reorder tests/runtime tests/lab tests/hf tests/train tests/report tests/core
 
 long: warm  ## the tests that take minutes on two cores, beside those of make test
-	$(BIN)/pytest -q -m long tests/runtime
+	$(BIN)/pytest -q -m long tests
 
 bench: $(STAMP)  ## planning speed and schedule quality, measured here
 	$(BIN)/python -m bench

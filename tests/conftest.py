@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Workers and what they start share the cores; threads that spin for one another would take them from the rest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Compilation by numba counts as the first example's time, so there is no deadline; pytest-timeout stops a hang.
 settings.register_profile(
     "default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], derandomize=True

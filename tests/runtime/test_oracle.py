@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
     ("world", "expert_parallel", "nodes"),
     [
         pytest.param(4, 4, 2, id="EP4, 2 nodes"),
-        pytest.param(8, 8, 2, id="EP8, 2 nodes"),
+        pytest.param(8, 8, 2, id="EP8, 2 nodes", marks=pytest.mark.long),
         pytest.param(8, 4, 2, id="EP4 x DP2, 2 nodes"),
     ],
 )

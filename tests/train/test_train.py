@@ -124,6 +124,7 @@ in_lab("lab-2x2", options, "rails", quiet=True)
 """
 
 
+@pytest.mark.long
 def test_a_run_whose_rail_is_cut_repeats_the_step_and_ends(root, tmp_path, rails):
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     command = [sys.executable, "-c", CUT, str(tmp_path)]
