@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import moeyard as my
 from moeyard.cli.app import app
 from moeyard.provenance import SIMULATED, Provenance
-from moeyard.reproduce import PAPERS, Column, Finding, Paper, fast, rails
+from moeyard.reproduce import PAPERS, Column, Finding, Paper, fast, prophet, rails
 from moeyard.reproduce.rails import lpt_loads, shared_evenly
 
 COLUMNS = (
@@ -91,7 +91,7 @@ def test_wrong_names_are_errors(monkeypatch, arguments):
 
 def test_every_chapter_is_in_the_document(root):
     text = (root / "docs" / "reproduce.md").read_text()
-    for paper in (p for p in (PAPERS["rails"], PAPERS["fast"])):
+    for paper in PAPERS.values():
         assert f"## {paper.title}" in text
 
 
@@ -252,3 +252,37 @@ def test_the_document_badges_only_what_the_paper_prints(root, paper):
     published = re.findall(r"^\*(.*?)\.\*", chapter, re.M)
     named = {name for line in published for name in re.findall(r"([^;]*): published", line)}
     assert named == ({"FAST, RCCL, balance only, SpreadOut", "FAST over RCCL"} if paper == "fast" else set())
+
+
+def test_prophet_is_placed_where_its_claims_are():
+    found = [
+        prophet.Iteration("a", 512, 3.0, 1.4, 1.2, 1.0),
+        prophet.Iteration("b", 512, 2.0, 1.5, 1.25, 0.8),
+    ]
+    text = prophet.judge_iteration(found)
+    assert "1.60-2.50 x over plain here, inside the claimed range" in text
+    assert "1.17-1.20 x over shadowing, inside the claimed range" in text
+    assert "ranks route alike" not in text
+    assert text.endswith("1.20-1.56 x less time than its.")
+    slower = [*found, prophet.Iteration("c", 2048, 1.3, 1.2, 1.0, 1.1)]
+    assert "overlapping the claimed range" in prophet.judge_iteration(slower)
+    assert "ranks route alike" in prophet.judge_iteration(slower)
+    assert prophet.judge_iteration(slower).endswith("and more on c at width 2048.")
+
+
+def test_balance_is_told_against_shadowing():
+    one = prophet.Balance("a", {"shadow": 2.0, "prophet": 3.0, "ahead": 40.0}, {})
+    text = prophet.judge_balance([one])
+    assert "1.50-1.50 x that of shadowing" in text
+    assert "20.0-20.0 x" in text
+    assert "not capped" in text
+    more = prophet.Balance("b", {"shadow": 1.0, "prophet": 12.0, "ahead": 12.0}, {})
+    assert "not capped" not in prophet.judge_balance([more])
+
+
+def test_the_model_keeps_its_promise_only_where_it_does():
+    good, bad = prophet.Prediction("x", 3, 1.02, 1.0), prophet.Prediction("y", 9, 0.5, 1.0)
+    assert prophet.judge_model([good]).endswith("1 of 1 cases are within that; the worst is +2% (x).")
+    assert "1 of 2 cases are within that; the worst is -50% (y). The model has" in prophet.judge_model(
+        [good, bad]
+    )

@@ -1,4 +1,4 @@
-"""`moeyard reproduce rails | fast`: a paper's tables, its numbers beside ours."""
+"""`moeyard reproduce rails | fast | prophet`: a paper's tables, its numbers beside ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def run(
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER", help="rails (arXiv 2510.19262) or fast (arXiv 2505.09764).")
+        str,
+        typer.Argument(
+            metavar="PAPER",
+            help="rails (arXiv 2510.19262), fast (arXiv 2505.09764) or prophet (arXiv 2411.10003).",
+        ),
     ],
     only: Annotated[
         list[str] | None, typer.Option(help="One of its tables by name; may be repeated.")
