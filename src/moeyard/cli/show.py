@@ -18,6 +18,7 @@ from moeyard.cluster import Cluster, Contention
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS = " .:-=+*%#"  # where stdout cannot write those
+_NAMES = 20  # columns that the names of rows want
 _NARROW = 80  # columns; below, headings break at their spaces so that the rows stay whole
 
 
@@ -68,7 +69,8 @@ def table(*columns: str, title: str | None = None) -> Table:
     result = Fitting(
         title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left"
     )
-    narrow = console().width < _NARROW
+    # Headings of several words are broken where they would leave no room for names.
+    narrow = console().width < max(_NARROW, _NAMES + sum(len(column) + 1 for column in columns))
     for column in columns:
         spare, column = column.startswith("?"), column.removeprefix("?")
         right = column.startswith(">")
