@@ -15,6 +15,7 @@ from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
+    EXPOSED,
     MANY_NODES,
     WORTH,
     Best,
@@ -33,7 +34,8 @@ from moeyard.traffic import Traffic
 
 EVEN = 1.005  # times what cannot be beaten: blocks that need not be divided
 NEAR = 1.02  # the same: near enough to look no further
-ROUGH = 0.9  # times an estimate of lanes node by node: it may be as little, lane by lane
+AMPLE = 1.08  # the same, for one family of lanes where nothing is lost by sharing: the other gains half a percent at most
+ROUGH = 0.95  # times an estimate of lanes node by node: it may be as little, lane by lane
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -47,7 +49,7 @@ def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
         _over_wan(pairs, choice)
     elif pairs.looks[1].busiest > 0.0:
         least = min(pairs.looks[1].at_once, pairs.looks[1].in_turn)
-        enough = NEAR * least if cluster.contention.loss == 0.0 else 0.0
+        enough = AMPLE * least if cluster.contention.loss == 0.0 else 0.0
         if enough and pairs.looks[1].straight <= EVEN * least:
             choice.straight()
         if choice.seconds > EVEN * least:
@@ -148,10 +150,11 @@ def _candidates(pairs: Pairs, best: Best, enough: float) -> Iterator[Candidate]:
 
 
 def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
-    if worth_waves(pairs):
+    least = pairs.looks[1].at_once
+    if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
-    else:  # both are shot
-        yield "shot", pairs.looks[1].at_once, lambda: shot_lanes(pairs)
+        least += EXPOSED * pairs.busiest * pairs.ratios.exposed
+    yield "shot", least, lambda: shot_lanes(pairs)
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:

@@ -40,7 +40,7 @@ MANY_NODES = (
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
-CLOSE = 1.06  # times the best node by node: what is looked at again
+CLOSE = 1.02  # times the best node by node: what is looked at again
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
