@@ -199,11 +199,27 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without the sign gets a `?`, not a traceback
     try:
-        app(prog_name="moeyard")
+        status = app(prog_name="moeyard", standalone_mode=False)
+    except _USAGE as error:
+        _refuse(error)
     except MoeyardError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    else:
+        if status:  # of typer.Exit; commands give nothing back
+            sys.exit(status)
+
+
+_USAGE: Any = typer.BadParameter.__mro__[1]  # what every option and argument that cannot be read raises
+
+
+def _refuse(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":  # no command: it shows the help
+        error.show()
+        sys.exit(error.exit_code)
+    where = error.ctx.command_path if error.ctx is not None else "moeyard"
+    _fail(f"{error.format_message().rstrip('.')}; see `{where} --help`")
 
 
 def _fail(message: str) -> None:
