@@ -5,10 +5,17 @@ import json
 import numpy as np
 
 import moeyard as my
+from moeyard.advise import IDEAS, Advice, Choice
+from moeyard.breakeven import Grid
+from moeyard.formats.replays import save_replay
+from moeyard.model import STAND_IN
 from moeyard.provenance import SIMULATED, Network, Provenance, data_of
+from moeyard.replay.result import FIGURES, Replay, Way
+from moeyard.report.advice import advice_page
 from moeyard.timeline import Timeline
 
 SHAPED = Provenance.measured(Network.SHAPED)
+EVENT = {"event": "rail lost", "step": 6, "detail": "node 2 rail 1; step repeated"}
 
 
 def cluster():
@@ -126,3 +133,38 @@ def bench_data():
         "provenance": data_of(measured | {"predicted_s": SIMULATED}),
         "traffics": cells,
     }
+
+
+def a_replay(folder, scale=1.0, forecast="ahead"):
+    steps = tuple(range(0, 50, 10))
+    ways = tuple(
+        Way(planner, "auto", {name: scale * factor * np.linspace(1, 2, 5) for name in FIGURES})
+        for planner, factor in (("static", 2.0), ("quota", 1.0))
+    )
+    rows = {"static": np.arange(20.0).reshape(5, 4), "quota": np.ones((5, 4))}
+    asked = {"forecast": forecast, "network": "estimate", "overlap": True, "slots": 1}
+    found = Replay(
+        asked, {"trace": "x"}, steps, np.full(5, 0.5), np.array([np.nan, 0.1, 0.2, 0.1, 0.1]), ways, rows
+    )
+    folder.mkdir()
+    save_replay(found, folder)
+    return folder
+
+
+def an_advice():
+    choice = Choice("quota", "auto", 1, 0.5, 0.001, 0.9)
+    today = Choice("static", "direct", None, 1.0, 0.001, 0.4)
+    alone = dict.fromkeys(IDEAS, today)
+    found = Advice(today, alone, choice, choice, 0.2, 0.1, 10**9, None, 3, 2)
+    nodes, demand = cluster(), my.Demand(np.full((16, 16), 9))
+    placement = my.place(nodes, demand, "static")
+    served = my.assign(nodes, demand, placement)
+    step = my.simulate_step(nodes, STAND_IN, [placement] * 2, [served] * 2, network="ports")
+    grid = Grid(
+        "bytes/s of a nic",
+        "rows per rank",
+        np.array([1e9, 1e10]),
+        np.array([10.0, 1e5]),
+        np.array([[0.5, -0.2], [0.1, 0]]),
+    )
+    return advice_page(found, {"trace": "x"}, {"today": step}, [grid], "yr.Yard()")

@@ -1,10 +1,7 @@
-"""The report pages: complete, self-contained, and as a browser shows them."""
+"""The report pages: complete and self-contained; test_browser.py looks at them."""
 
 import json
 import re
-import shutil
-import subprocess
-import zlib
 
 import numpy as np
 import pytest
@@ -16,55 +13,11 @@ from moeyard.errors import InvalidFile
 from moeyard.provenance import Network
 from moeyard.report import Section, badges, load_run, run_page, write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-EVENT = {"event": "rail lost", "step": 6, "detail": "node 2 rail 1; step repeated"}
-
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    folder = sample.write_run(tmp_path_factory.mktemp("page") / "run", events=[EVENT])
+    folder = sample.write_run(tmp_path_factory.mktemp("page") / "run", events=[sample.EVENT])
     return write_report(folder)
-
-
-def chromium(*arguments):
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        "--v=0",
-    ]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=6000", *arguments], capture_output=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return done.stdout.decode(), done.stderr.decode()
-
-
-def drawn(path):
-    """Share of a PNG's bytes that differ from what its filter predicts from their neighbours: near zero for a blank page."""
-    data, at, parts = path.read_bytes(), 8, []
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] == b"IDAT":
-            parts.append(data[at + 8 : at + 8 + size])
-        at += 12 + size
-    return float((np.frombuffer(zlib.decompress(b"".join(parts)), np.uint8) != 0).mean())
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; Debian's package is `chromium`")
-def test_a_browser_shows_every_figure_without_complaint(page, tmp_path):
-    dom, log = chromium("--dump-dom", page.as_uri())
-    assert "CONSOLE" not in log, [line for line in log.splitlines() if "CONSOLE" in line]
-    figures = re.findall(r'id="figure-\d+"', dom)
-    assert len(figures) >= 10
-    assert len(re.findall(r'class="main-svg"', dom)) >= len(figures)  # plotly drew each
-    assert "rail lost" in dom
-    shot = tmp_path / "page.png"
-    chromium(f"--screenshot={shot}", "--window-size=1366,4000", page.as_uri())
-    assert drawn(shot) > 0.01
 
 
 def test_a_page_holds_everything_and_asks_the_network_for_nothing(page):

@@ -1,0 +1,163 @@
+"""Every page as a browser shows it: each figure drawn, nothing complained of, what the mouse points at said, on a phone and a desk, dark
+and light; and the live page as it follows a run."""
+
+import json
+import shutil
+import threading
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; Debian's package is `chromium`"),
+    pytest.mark.skipif(DRIVER is None, reason="no chromedriver on this machine; Debian's package is `chromium-driver`"),
+]  # fmt: skip
+KINDS = ["run", "replay", "timeline", "bench", "comparison", "advice"]
+PAPER = {True: "rgb(18, 24, 31)", False: "rgb(245, 247, 250)"}
+TEXT = {True: "rgb(230, 235, 240)", False: "rgb(28, 39, 51)"}
+
+SEEN = """
+var box = document.documentElement, figures = [...document.querySelectorAll(".js-plotly-plot")];
+return {wide: box.scrollWidth, room: box.clientWidth, figures: figures.length,
+  drawn: figures.filter(f => f.querySelector(".main-svg") && f.getBoundingClientRect().height > 50).length,
+  marks: figures.filter(f => f.querySelector(".plot path, .plot image, .plot text, .cartesianlayer path, .hm image")).length,
+  paper: getComputedStyle(document.body).backgroundColor,
+  text: [...document.querySelectorAll(".js-plotly-plot .xtick text")].map(t => t.style.fill)[0] || "",
+  reach: document.querySelectorAll("[tabindex='0'][aria-label]").length}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    selenium = pytest.importorskip(
+        "selenium.webdriver", reason="selenium is not installed: pip install -e '.[dev]'"
+    )
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for one in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ):
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=Service(DRIVER))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+def open_page(browser, address, width, dark):
+    """The page on a screen so wide; what its console says is an error."""
+    browser.get_log("browser")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get(address)
+    until(
+        browser,
+        "return [...document.querySelectorAll('.js-plotly-plot')].every(f => f.querySelector('.main-svg'))",
+    )
+    assert browser.get_log("browser") == []
+
+
+def until(browser, script, seconds=20):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, seconds, 0.1).until(lambda driver: driver.execute_script(script))
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dark"),
+    [(kind, *screen) for kind in KINDS for screen in ((390, True), (1366, False))]
+    + [("replay", 390, False), ("replay", 1366, True)],
+)
+def test_every_figure_is_drawn_on_every_screen(all_pages, browser, kind, width, dark):
+    open_page(browser, all_pages[kind].as_uri(), width, dark)
+    seen = browser.execute_script(SEEN)
+    assert seen["wide"] <= seen["room"] <= width, "scrolls sideways"
+    assert seen["figures"] >= (10 if kind == "run" else 1)
+    assert seen["drawn"] == seen["figures"]
+    assert seen["marks"] == seen["figures"], "a figure without a mark in it"
+    assert seen["reach"] >= seen["figures"]  # by keyboard
+    assert (seen["paper"], seen["text"]) == (PAPER[dark], TEXT[dark])
+
+
+POINT = """
+var figure = document.querySelectorAll(".js-plotly-plot")[arguments[0]];
+figure.scrollIntoView({block: "center"});
+var box = figure.querySelector(".nsewdrag").getBoundingClientRect();
+return [box.left, box.top, box.width, box.height]
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_mouse_points_at_is_said(all_pages, browser, kind):
+    """A walk of the mouse across each figure: a text appears somewhere."""
+    open_page(browser, all_pages[kind].as_uri(), 1366, dark=False)
+    silent = []
+    for i in range(browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length")):
+        left, top, width, height = browser.execute_script(POINT, i)
+        if not any(
+            _said(browser, left + x * width, top + y * height)
+            for y in (0.5, 0.8, 0.2, 0.95)
+            for x in (0.3, 0.5, 0.1, 0.7)
+        ):
+            silent.append(i)
+    assert silent == []
+    assert browser.get_log("browser") == []
+
+
+def _said(browser, x, y):
+    for dx in (0, 2):
+        browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + dx, "y": y})
+    look = "return new Promise(done => setTimeout(() => done(document.querySelectorAll('.hoverlayer .hovertext').length), 60))"
+    return browser.execute_script(look) > 0
+
+
+def test_an_event_is_on_the_page_of_its_run(all_pages, browser):
+    open_page(browser, all_pages["run"].as_uri(), 1366, dark=False)
+    assert "rail lost" in browser.execute_script("return document.body.innerText")
+
+
+def test_the_live_page_follows_and_shows_a_cut_rail(tmp_path, browser):
+    pytest.importorskip("uvicorn", reason="pip install 'moeyard[live]'")
+    from moeyard.live.server import Server
+
+    (tmp_path / "moeyard").mkdir()
+    (tmp_path / "options.json").write_text(json.dumps({"steps": 9, "modes": ["moeyard"]}))
+
+    def write(*entries):
+        with (tmp_path / "moeyard" / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(one) + "\n" for one in entries)
+
+    def step(number):
+        return {
+            "step": number,
+            "seconds": 0.5,
+            "loss": 2.0,
+            "rows_per_rail": {"out": [[1, 2]], "in": [[2, 1]]},
+        }
+
+    write(step(0))
+    server = Server(tmp_path)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        browser.get(server.address)
+        until(browser, "return document.body.innerText.includes('1 of 9')")
+        write(step(1), {"step": 1, "event": "rail lost", "detail": "node 0 rail 1"})
+        until(browser, "return document.body.innerText.includes('rail lost')", 4)  # it looks every second
+        write(step(2))
+        until(browser, "return document.body.innerText.includes('3 of 9')", 4)
+        severe = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        assert severe == []
+    finally:
+        server.stop()
+        thread.join(10)
