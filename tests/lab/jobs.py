@@ -121,40 +121,67 @@ def broken_rail(timeout, steps, slow_at, cut_at):
     return found
 
 
+def _serve(where, ends):
+    """Answers bytes with bytes and megabytes with one byte, until the line closes."""
+    with socket.create_server(where) as server:
+        peer, _ = server.accept()
+        with peer:
+            for size in ends:
+                while size > 0:
+                    size -= len(peer.recv(min(size, 1 << 16)))
+                peer.sendall(b"x")
+
+
+def _connect(where):
+    for _ in range(100):
+        try:
+            return socket.create_connection(where, timeout=30)
+        except OSError:
+            time.sleep(0.1)
+    raise OSError(f"nobody at {where}")
+
+
+def _there_and_back(peer, data):
+    began = time.monotonic()
+    peer.sendall(data)
+    peer.recv(1)
+    return time.monotonic() - began
+
+
 def delay(repeat):
-    """Between the two nodes: the least seconds there and back, and those of a megabyte."""
+    """From node 0, to its neighbour and to the other datacenter: the least seconds there and back, of rows and of control, and those
+    of a megabyte, over the wan as it is, slowed, and cut for two seconds."""
+    import moeyard.lab as lab
     import moeyard.lab.network as network
     from moeyard.runtime.transport.detect import lab_place
 
     rank, cluster = int(os.environ["RANK"]), lab_place().cluster
-    times = []
-    if rank == 1:
-        with socket.create_server((network.address(cluster, 1, 0), 7000)) as server:
-            peer, _ = server.accept()
-            with peer:
-                for _ in range(repeat):
-                    peer.sendall(peer.recv(1))
-                size = 0
-                while size < 1_000_000:
-                    size += len(peer.recv(1 << 16))
-                peer.sendall(b"x")
+    tiny, mega = [1] * repeat, bytes(1_000_000)
+    far = network.address(cluster, 2, 0), 7000
+    office = network.management_address(cluster, 3), 7000
+    near = network.address(cluster, 1, 0), 7000
+    if rank:
+        _serve({1: near, 2: far, 3: office}[rank], tiny + [len(mega)] * 3 if rank == 2 else tiny)
         return None
-    for _ in range(100):
-        try:
-            peer = socket.create_connection((network.address(cluster, 1, 0), 7000), timeout=20)
-            break
-        except OSError:
-            time.sleep(0.1)
-    with peer:
-        for _ in range(repeat):
-            began = time.monotonic()
-            peer.sendall(b"x")
-            peer.recv(1)
-            times.append(time.monotonic() - began)
-        began = time.monotonic()
-        peer.sendall(bytes(1_000_000))
-        peer.recv(1)
-        return min(times), time.monotonic() - began
+    found = {}
+    for name, where in (("near", near), ("control", office)):
+        with _connect(where) as peer:
+            found[name] = min(_there_and_back(peer, b"x") for _ in tiny)
+    with _connect(far) as peer:
+        before = lab.ask("sent-wan")
+        found["rows"] = min(_there_and_back(peer, b"x") for _ in tiny)
+        found["megabyte"] = _there_and_back(peer, mega)
+        lab.slow_wan(1, 0.2)
+        found["slow"] = _there_and_back(peer, mega)
+        lab.mend_wan(1)
+        lab.break_wan(0, 2.0)
+        found["cut"] = _there_and_back(peer, mega)
+        found["moved"] = [b - a for a, b in zip(before, lab.ask("sent-wan"), strict=True)]
+    try:
+        lab.break_wan(2)
+    except lab.LabError as error:
+        found["refused"] = str(error)
+    return found
 
 
 def fail(rank_at_fault, how):

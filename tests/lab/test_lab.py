@@ -84,11 +84,21 @@ def test_a_cut_rail_is_found_and_planned_around(rails):
 
 
 def test_datacenters_are_far_apart(rails):
+    """Rows and control alike; a wan port slows and mends, and a cut one mends itself."""
     port = Port(6.25e6, 1e-3)
-    cluster = Cluster(2, 1, port, port, datacenters=2, wan=Port(1.25e6, 20e-3))
-    there_and_back, megabyte = lab.run(cluster, "jobs:delay", {"repeat": 9}, network="rails", warm=False)[0]
-    assert 0.040 <= there_and_back < 0.080
+    cluster = Cluster(4, 1, port, port, datacenters=2, wan=Port(1.25e6, 20e-3))
+    found = lab.run(cluster, "jobs:delay", {"repeat": 9}, network="rails", warm=False)[0]
+    assert found["near"] < 0.010
+    for far in (found["rows"], found["control"]):
+        assert 0.040 <= far < 0.080
+    megabyte, slow = found["megabyte"], found["slow"]
     assert megabyte > 0.8 * 1e6 / 1.25e6
+    assert slow > 3 * megabyte
+    assert found["cut"] > 2.0
+    out, back = found["moved"]
+    assert 3e6 <= out < 4e6  # three megabytes, whatever was sent twice, and headers
+    assert back < 3e5
+    assert "no datacenter 2: they are 0..1" in found["refused"]
 
 
 def test_where_namespaces_are_refused_it_says_so(rails, tmp_path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -19,7 +20,9 @@ app = typer.Typer(
 
 Spec = Annotated[
     str,
-    typer.Argument(metavar="LAB", help="A cluster: TOML file or built-in name, such as lab-4x4 or lab-2x2."),
+    typer.Argument(
+        metavar="LAB", help="A cluster: TOML file or built-in name, such as lab-4x4, lab-2x2 or lab-2dc."
+    ),
 ]
 Network = Annotated[
     str,
@@ -66,38 +69,82 @@ def run(
     raise typer.Exit(code)
 
 
-@app.command("break")
-def break_(node: int, rail: int, lab: Lab = None) -> None:
-    """Cut a node's cable to a rail while a job runs."""
-    from moeyard.lab import break_rail
+Wan = Annotated[
+    int | None, typer.Option("--wan", metavar="DATACENTER", help="Of a datacenter, instead of a node's rail.")
+]
+Seconds = Annotated[float | None, typer.Option(help="Mended after so many; default: by `lab mend`.")]
 
-    break_rail(node, rail, lab=lab)
-    print(f"rail {rail} of node {node} is cut; `moeyard lab mend {node} {rail}` undoes it")
+
+@app.command("break")
+def break_(
+    where: Annotated[
+        list[int] | None, typer.Argument(metavar="NODE RAIL", help="A node's rail, counted from 0.")
+    ] = None,
+    wan: Wan = None,
+    seconds: Seconds = None,
+    lab: Lab = None,
+) -> None:
+    """Cut a node's cable to a rail, or a datacenter off (--wan), while a job runs."""
+    place, _ = _place(where or [], wan, 0)
+    _order("break", place, seconds, lab, "is cut")
 
 
 @app.command("slow")
 def slow(
-    node: int,
-    rail: int,
-    factor: Annotated[float, typer.Argument(help="0.2: a fifth of the rate.")],
+    where: Annotated[
+        list[float] | None,
+        typer.Argument(
+            metavar="NODE RAIL FACTOR", help="0.2: a fifth of the rate. With --wan DATACENTER: FACTOR alone."
+        ),
+    ] = None,
+    wan: Wan = None,
+    seconds: Seconds = None,
     lab: Lab = None,
 ) -> None:
-    """Slow a node's nic, both ways, while a job runs."""
-    from moeyard.lab import slow_rail
-
-    slow_rail(node, rail, factor, lab=lab)
-    print(
-        f"rail {rail} of node {node} runs at {factor:g} of its rate; `moeyard lab mend {node} {rail}` undoes it"
-    )
+    """Slow a node's nic, or a datacenter's wan port (--wan), both ways, while a job runs."""
+    place, (factor,) = _place(where or [], wan, 1)
+    _order("slow", place | {"factor": factor}, seconds, lab, f"runs at {factor:g} of its rate")
 
 
 @app.command("mend")
-def mend(node: int, rail: int, lab: Lab = None) -> None:
+def mend(
+    where: Annotated[
+        list[int] | None, typer.Argument(metavar="NODE RAIL", help="A node's rail, counted from 0.")
+    ] = None,
+    wan: Wan = None,
+    lab: Lab = None,
+) -> None:
     """Undo break and slow."""
-    from moeyard.lab import mend_rail
+    place, _ = _place(where or [], wan, 0)
+    _order("mend", place, None, lab, "is as the lab's file has it")
 
-    mend_rail(node, rail, lab=lab)
-    print(f"rail {rail} of node {node} is as the lab's file has it")
+
+def _place(given: Sequence[float], wan: int | None, more: int) -> tuple[dict[str, Any], list[float]]:
+    """(what to change, the values after it)."""
+    from moeyard.errors import MoeyardError
+
+    named = 0 if wan is not None else 2
+    if len(given) != named + more:
+        wanted = ("NODE RAIL" if wan is None else f"--wan {wan}") + " FACTOR" * more
+        got = " ".join(f"{value:g}" for value in given) or "nothing"
+        raise MoeyardError(f"{wanted} wanted, got {got}; a rail is NODE RAIL, a wan port is --wan DATACENTER")
+    if wan is not None:
+        return {"wan": wan}, list(given)
+    if any(value != int(value) for value in given[:2]):
+        raise MoeyardError(f"a rail is NODE RAIL, two whole numbers, got {given[0]:g} {given[1]:g}")
+    return {"node": int(given[0]), "rail": int(given[1])}, list(given[2:])
+
+
+def _order(order: str, place: dict[str, Any], seconds: float | None, lab: str | None, done: str) -> None:
+    from moeyard.lab import ask
+
+    ask(order, lab=lab, **place, seconds=seconds)
+    if "wan" in place:
+        what, undo = f"the wan of datacenter {place['wan']}", f"--wan {place['wan']}"
+    else:
+        what, undo = f"rail {place['rail']} of node {place['node']}", f"{place['node']} {place['rail']}"
+    after = f"for {seconds:g} s" if seconds is not None else f"`moeyard lab mend {undo}` undoes it"
+    print(f"{what} {done}" + ("" if order == "mend" else f"; {after}"))
 
 
 @app.command("list")
@@ -181,6 +228,9 @@ def calibrate(
         return
     for name, port in (("scale-up", cluster.scale_up), ("scale-out", cluster.scale_out)):
         print(f"{name}: {show_bandwidth(port.bandwidth)} per rank, {show_seconds(port.latency)} per message")
+    if cluster.wan is not None:
+        rate, latency = show_bandwidth(cluster.wan.bandwidth), show_seconds(cluster.wan.latency)
+        print(f"wan: {rate} per datacenter, {latency} per message")
     odd = [(n, r, f) for (n, r), f in np.ndenumerate(cluster.rails) if f != 1]
     for node, rail, factor in odd:
         print(f"rail {rail} of node {node}: {factor:g} of that")

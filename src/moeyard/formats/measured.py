@@ -35,12 +35,13 @@ def cache_folder() -> Path:
 
 def link_data(cluster: Cluster) -> dict[str, Any]:
     """Of the cluster, what can be measured."""
-    law = cluster.contention
+    law, wan = cluster.contention, cluster.wan
     return {
         "scale_up": [cluster.scale_up.bandwidth, cluster.scale_up.latency],
         "scale_out": [cluster.scale_out.bandwidth, cluster.scale_out.latency],
         "contention": [law.loss, law.knee, None if math.isinf(law.ceiling) else law.ceiling],
         "rails": cluster.rails.tolist(),
+        **({} if wan is None else {"wan": [wan.bandwidth, wan.latency]}),
     }
 
 
@@ -52,6 +53,7 @@ def with_links(cluster: Cluster, data: dict[str, Any]) -> Cluster:
         scale_out=Port(*data["scale_out"]),
         contention=Contention(loss, knee, math.inf if ceiling is None else ceiling),
         rails=np.array(data["rails"], np.float64),
+        wan=None if cluster.wan is None else Port(*data["wan"]),
     )
 
 

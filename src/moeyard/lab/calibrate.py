@@ -45,7 +45,7 @@ def started_by_torchrun() -> bool:
 def calibrated(cluster: Cluster, found: dict[str, Any]) -> Cluster:
     """The cluster with what was found. A figure that could not be measured stays."""
     changes: dict[str, Any] = {}
-    for name in ("scale_up", "scale_out"):
+    for name in ("scale_up", "scale_out", "wan"):
         if name in found:
             changes[name] = Port(*found[name])
     flows = found.get("flows") or []

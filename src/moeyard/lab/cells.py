@@ -18,7 +18,7 @@ from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.observe.measure import remeasure
 from moeyard.runtime.observe.network import network_of
 from moeyard.runtime.transport.groups import own_rail_group
-from moeyard.runtime.transport.links import many_at_once
+from moeyard.runtime.transport.links import datacenter_on, many_at_once, nodes_on
 from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
@@ -115,7 +115,7 @@ def _actions(
 
 
 def measure_rates(repeat: int, timeout: float, sizes: tuple[int, int] = (1 << 18, 1 << 21)) -> dict[str, Any]:
-    """Latency and rate of scale-up and of every nic, and how much longer a nic takes with several messages at once.
+    """Latency and rate of scale-up, of every nic and of a wan port, and how much longer a nic takes with several messages at once.
 
     flows: [messages per nic and direction, slowdown], all nics busy alike. sizes: the rate is that between these; the smaller is
     beyond what a shaped link lets pass at once.
@@ -130,13 +130,17 @@ def measure_rates(repeat: int, timeout: float, sizes: tuple[int, int] = (1 << 18
             found["scale_up"] = _line(
                 yard, [_ring(yard, target, size, repeat) for size in (64, *sizes)], sizes
             )
-        if cluster.nodes > 1:
-            target = (rank_R + per) % yard.size
+        if cluster.nodes_per_datacenter > 1:
+            target = nodes_on(cluster, 1)
             found["scale_out"] = _line(
                 yard, [_ring(yard, target, size, repeat) for size in (64, *sizes)], sizes
             )
             found["flows"] = _flows(yard, sizes[1] // 2, repeat, found["scale_out"])
             found["rails"] = _rails(yard)
+        if cluster.datacenters > 1:
+            target, sharing = datacenter_on(cluster), yard.size // cluster.datacenters
+            line = _line(yard, [_ring(yard, target, size, repeat) for size in (64, *sizes)], sizes)
+            found["wan"] = (sharing * line[0], line[1])
         found["provenance"] = Provenance.measured(network_of(yard)).data()
     return found
 
@@ -165,7 +169,7 @@ def _flows(yard: Yard, size: int, repeat: int, line: tuple[float, float]) -> lis
     if yard.world.backend != "gloo" or not (cluster.rails > 0).all():
         return []  # NCCL runs one message of a pair after another; a dead rail has no flows to count
     sharing = int(np.bincount(cluster.nic_G).max())  # ranks of a nic
-    others = cluster.nodes - 1
+    others = cluster.nodes_per_datacenter - 1
     rate, latency = line
     found = []
     for flows in sorted({f for f in (1, 2, 3, 4, 6, 9, 12, 16) if f <= others * per}):

@@ -97,8 +97,9 @@ def _probe_inside() -> None:
     except spaces.Refused as refused:
         _say(refused.step, False, False, f"{refused.reason}; labs of several datacenters need it")
         return
-    _say("netem", not far.wires, False, "wan delay by a relay in user space" if far.wires else "")
-    if far.wires:
+    relayed = any(far.wires)
+    _say("netem", not relayed, False, "wan delay by a relay in user space" if relayed else "")
+    if relayed:
         _probe_relay()
 
 

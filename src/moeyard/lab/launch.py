@@ -214,3 +214,18 @@ def slow_rail(node: int, rail: int, factor: float, *, lab: str | None = None) ->
 def mend_rail(node: int, rail: int, *, lab: str | None = None) -> None:
     """Undo break and slow."""
     ask("mend", lab=lab, node=node, rail=rail)
+
+
+def break_wan(datacenter: int, seconds: float | None = None, *, lab: str | None = None) -> None:
+    """Cut a datacenter off while a job runs, rows and control; mended after so many seconds, if any are given."""
+    ask("break", lab=lab, wan=datacenter, seconds=seconds)
+
+
+def slow_wan(datacenter: int, factor: float, seconds: float | None = None, *, lab: str | None = None) -> None:
+    """Let a datacenter's wan port run at `factor` of its rate, both ways."""
+    ask("slow", lab=lab, wan=datacenter, factor=factor, seconds=seconds)
+
+
+def mend_wan(datacenter: int, *, lab: str | None = None) -> None:
+    """Undo both."""
+    ask("mend", lab=lab, wan=datacenter)

@@ -3,33 +3,32 @@
     node k                    rails (one namespace per rail and datacenter)      backbone
     rail0 --tbf---------tbf-- bridge of rail 0 --- router --tbf-- wan --tbf-- router --- bridge ... rail0 of node f
     rail1 --tbf---------tbf-- bridge of rail 1 ---
-    mgmt  ------------------- one bridge of all nodes, unshaped: rendezvous and control
+    mgmt  ------------------- office bridge -------------- router --------- far ------------ router --- office bridge
     lo                        the ranks of the node among themselves, unshaped
 
 A rail is a network of its own, 10.(100 + rail).(datacenter).(node + 1); nothing is routed between rails. Between datacenters all
-rails pass one router and its wan port.
+rails pass one router and its wan port. Rendezvous and control have an office bridge in each datacenter, unshaped; between datacenters they
+are as late as rows are, in a lane of their own: a network that is run well does not let a word of eight bytes wait behind megabytes.
 """
 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.lab import spaces
-from moeyard.lab.relay import open_port
+from moeyard.lab.interfaces import Space, delay_by_netem, sent_by, set_sysctl
+from moeyard.lab.relay import Wire, open_port
 from moeyard.lab.spaces import Refused
 
-BURST = 64 << 10  # bytes; less would split 64 KiB packets
-LIMIT = 64 << 20  # bytes of queue: a shallow one drops, and a retransmission costs more than the wait
 # Bytes that a socket takes before they leave: a send is done when its message has nearly arrived, as with RDMA.
 HELD = 128 << 10
 MANAGEMENT = "mgmt"
 WIRE = 1514 / 1448  # bytes on the wire for one of payload
+WAN, FAR = "wan", "far"  # a router's ports for rows, and for control
 _ROUTER = 254
+_OFFICE = 99  # second byte of the addresses of control
 _SYSCTLS = {
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
@@ -49,43 +48,20 @@ def address(cluster: Cluster, node: int, rail: int) -> str:
     return f"10.{100 + rail}.{here}.{at + 1}"
 
 
-def management_address(node: int) -> str:
-    return f"10.99.{node // 250}.{node % 250 + 1}"
+def management_address(cluster: Cluster, node: int) -> str:
+    here, at = divmod(node, cluster.nodes_per_datacenter)
+    return f"10.{_OFFICE}.{here}.{at + 1}"
 
 
 def hosts(cluster: Cluster) -> str:
     """An /etc/hosts: node0, node0-rail1, ..."""
     names = {"127.0.0.1": "localhost"}
     for node in range(cluster.nodes):
-        names[management_address(node)] = f"node{node}"
+        names[management_address(cluster, node)] = f"node{node}"
         for rail in range(cluster.nics_per_node):
             names[address(cluster, node, rail)] = f"node{node}-rail{rail}"
     # torch's sockets ask for the names of mapped addresses
     return "".join(f"{where} {name}\n::ffff:{where} {name}\n" for where, name in names.items())
-
-
-@dataclass
-class Space:
-    """A network namespace and a netlink socket in it."""
-
-    handle: int
-    link: Any  # pyroute2.IPRoute
-
-    def index(self, name: str) -> int:
-        found = self.link.link_lookup(ifname=name)
-        if not found:
-            raise InvalidCluster(f"the lab has no interface {name}")
-        return int(found[0])
-
-    def up(self, name: str) -> None:
-        self.link.link("set", index=self.index(name), state="up")
-
-    def shape(self, name: str, rate: float, *, change: bool = False) -> None:
-        """At most `rate` bytes per second out of this interface."""
-        burst = max(BURST, int(rate / 500))
-        self.link.tc(
-            "change" if change else "add", "tbf", self.index(name), "1:", rate=int(rate), burst=burst, limit=LIMIT
-        )  # fmt: skip
 
 
 class Network:
@@ -95,9 +71,7 @@ class Network:
         _check_size(cluster)
         self.cluster = cluster
         self.notes: list[str] = []
-        self.wires: list[
-            tuple[socket.socket, socket.socket, float]
-        ] = []  # two ports and a delay: for a relay
+        self.wires: list[list[Wire]] = [[] for _ in range(cluster.datacenters)]  # for a relay in each
         self._home = spaces.own_net()
         try:
             self.nodes = [self._space() for _ in range(cluster.nodes)]
@@ -176,58 +150,68 @@ class Network:
                 self._shape(there, port, self._rate(node, rail))
 
     def _wire_management(self) -> None:
-        self.office = self._space()
-        self._bridge(self.office, "office")
+        self.offices = [self._space() for _ in range(self.cluster.datacenters)]
+        for office in self.offices:
+            self._bridge(office, "office")
         for node, here in enumerate(self.nodes):
-            self._veth(here, MANAGEMENT, self.office, f"node{node}", "office")
-            self._address(here, MANAGEMENT, management_address(node), 16)
+            office = self.offices[self.cluster.datacenter(node)]
+            self._veth(here, MANAGEMENT, office, f"node{node}", "office")
+            self._address(here, MANAGEMENT, management_address(self.cluster, node), 24)
 
     def _wire_wan(self) -> None:
-        """A router per datacenter, between its rails and the backbone."""
+        """A router per datacenter, between its rails and office and the backbone."""
         cluster = self.cluster
         assert cluster.wan is not None
-        backbone = self._space()
-        self._bridge(backbone, "backbone")
+        self.backbone = self._space()
+        for name in (WAN, FAR):
+            self._bridge(self.backbone, name)
         self.routers = [self._space() for _ in range(cluster.datacenters)]
         for place, router in enumerate(self.routers):
             for rail in range(cluster.nics_per_node):
                 self._veth(router, rail_name(rail), self.rails[place, rail], "router", "rail")
                 self._address(router, rail_name(rail), f"10.{100 + rail}.{place}.{_ROUTER}", 24)
-            self._wan_port(place, router, backbone)
-            self._address(router, "wan", f"10.98.0.{place + 1}", 24)
+            self._veth(router, MANAGEMENT, self.offices[place], "router", "office")
+            self._address(router, MANAGEMENT, f"10.{_OFFICE}.{place}.{_ROUTER}", 24)
+            self._wan_port(place, router, WAN, cluster.wan.bandwidth)
+            self._wan_port(place, router, FAR, None)
             spaces.enter_net(router.handle)
             try:
-                _sysctl("ipv4/ip_forward", "1")
+                set_sysctl("ipv4/ip_forward", "1")
             finally:
                 spaces.enter_net(self._home)
-        for place, router in enumerate(self.routers):
-            for other in range(cluster.datacenters):
-                for rail in range(cluster.nics_per_node) if other != place else ():
-                    prefix, gate = f"10.{100 + rail}.{other}.0/24", f"10.98.0.{other + 1}"
-                    router.link.route("add", dst=prefix, gateway=gate)
-        for node, here in enumerate(self.nodes):
-            place = cluster.datacenter(node)
-            for other in range(cluster.datacenters):
-                for rail in range(cluster.nics_per_node) if other != place else ():
-                    prefix, gate = f"10.{100 + rail}.{other}.0/24", f"10.{100 + rail}.{place}.{_ROUTER}"
-                    here.link.route("add", dst=prefix, gateway=gate)
+        self._route()
 
-    def _wan_port(self, place: int, router: Space, backbone: Space) -> None:
+    def _route(self) -> None:
+        """Rails to the same rail elsewhere by way of the wan, offices to offices by way of `far`."""
+        cluster = self.cluster
+        nets = [(100 + rail, WAN) for rail in range(cluster.nics_per_node)] + [(_OFFICE, FAR)]
+        for place, router in enumerate(self.routers):
+            members = [n for n in range(cluster.nodes) if cluster.datacenter(n) == place]
+            for other in range(cluster.datacenters):
+                for net, port in nets if other != place else ():
+                    prefix = f"10.{net}.{other}.0/24"
+                    router.link.route("add", dst=prefix, gateway=_gate(port, other))
+                    for node in members:
+                        self.nodes[node].link.route("add", dst=prefix, gateway=f"10.{net}.{place}.{_ROUTER}")
+
+    def _wan_port(self, place: int, router: Space, name: str, rate: float | None) -> None:
         """router --tbf--> delay --> backbone, and back: the rate at each end, half the latency each way here."""
         wan = self.cluster.wan
         assert wan is not None
-        middle = self._space()
-        self._veth(router, "wan", middle, "inside")
-        self._veth(middle, "outside", backbone, f"dc{place}", "backbone")
-        self._shape(router, "wan", wan.bandwidth)
-        self._shape(backbone, f"dc{place}", wan.bandwidth)
+        middle, port = self._space(), _plug(name, place)
+        self._veth(router, name, middle, "inside")
+        self._veth(middle, "outside", self.backbone, port, name)
+        self._address(router, name, _gate(name, place), 24)
+        if rate is not None:
+            self._shape(router, name, rate)
+            self._shape(self.backbone, port, rate)
         if delay_by_netem(middle, wan.latency / 2):
             self._bridge(middle, "delay")
-            for port in ("inside", "outside"):
-                middle.link.link("set", index=middle.index(port), master=middle.index("delay"))
+            for end in ("inside", "outside"):
+                middle.link.link("set", index=middle.index(end), master=middle.index("delay"))
             self._note("wan delay by netem")
         else:
-            self.wires.append((*self._relay_ports(middle), wan.latency / 2))
+            self.wires[place].append(Wire(*self._relay_ports(middle), wan.latency / 2))
             self._note("wan delay by a relay in user space (no netem here)")
 
     def _relay_ports(self, middle: Space) -> tuple[socket.socket, socket.socket]:
@@ -252,7 +236,7 @@ class Network:
         for space in self.nodes:
             spaces.enter_net(space.handle)
             try:
-                missing = [name for name, value in wanted.items() if not _sysctl(name, value)]
+                missing = [name for name, value in wanted.items() if not set_sysctl(name, value)]
             finally:
                 spaces.enter_net(self._home)
         if missing:
@@ -280,10 +264,50 @@ class Network:
         self.nodes[node].shape(rail_name(rail), rate, change=True)
         self._switch(node, rail).shape(f"node{node}", rate, change=True)
 
+    def cut_wan(self, place: int) -> None:
+        """A datacenter is alone: neither rows nor control pass its port."""
+        self._wan_ports(place, "down")
+
+    def slow_wan(self, place: int, factor: float) -> None:
+        """A datacenter's wan port at `factor` of its rate, both directions. Control is as quick as before."""
+        self._check_wan(place)
+        if not 0 < factor <= 1:
+            raise InvalidCluster(
+                f"factor must be above 0 and at most 1, got {factor}; `lab break --wan` cuts a datacenter off"
+            )
+        assert self.cluster.wan is not None
+        rate = self.cluster.wan.bandwidth * factor
+        self.routers[place].shape(WAN, rate, change=True)
+        self.backbone.shape(_plug(WAN, place), rate, change=True)
+
+    def mend_wan(self, place: int) -> None:
+        """As the lab's file has it."""
+        self.slow_wan(place, 1.0)
+        self._wan_ports(place, "up")
+
+    def sent_wan(self) -> list[int]:
+        """Bytes that left each datacenter so far: rows, control, headers, whatever was sent twice. A packet of many segments counts its
+        headers once."""
+        if self.cluster.datacenters == 1:
+            return [0]
+        return [sent_by(router, WAN) + sent_by(router, FAR) for router in self.routers]
+
+    def _wan_ports(self, place: int, state: str) -> None:
+        self._check_wan(place)
+        for name in (WAN, FAR):
+            self.backbone.link.link("set", index=self.backbone.index(_plug(name, place)), state=state)
+
+    def _check_wan(self, place: int) -> None:
+        count = self.cluster.datacenters
+        if count == 1:
+            raise InvalidCluster("this lab has one datacenter and no wan; use lab-2dc or lab-4dc")
+        if not 0 <= place < count:
+            raise InvalidCluster(f"no datacenter {place}: they are 0..{count - 1}")
+
     def sent(self) -> list[list[int]]:
         """Bytes that left each node on each rail so far: [node][rail]."""
         return [
-            [_sent(space, rail_name(rail)) for rail in range(self.cluster.nics_per_node)]
+            [sent_by(space, rail_name(rail)) for rail in range(self.cluster.nics_per_node)]
             for space in self.nodes
         ]
 
@@ -303,27 +327,14 @@ class Network:
             )
 
 
-def delay_by_netem(space: Space, seconds: float) -> bool:
-    """Delay both ports of the wire, if this kernel has netem."""
-    try:
-        for port in ("inside", "outside"):
-            space.link.tc("add", "netem", space.index(port), "1:", delay=int(seconds * 1e6), limit=100_000)
-    except Exception:
-        return False
-    return True
+def _gate(port: str, place: int) -> str:
+    """A router's address on the backbone."""
+    return f"10.{98 if port == WAN else 97}.0.{place + 1}"
 
 
-def _sysctl(name: str, value: str) -> bool:
-    try:
-        Path("/proc/sys/net", name).write_text(value)
-    except OSError:
-        return False
-    return True
-
-
-def _sent(space: Space, name: str) -> int:
-    link = space.link.get_links(space.index(name))[0]
-    return int(link.get_attr("IFLA_STATS64")["tx_bytes"])
+def _plug(port: str, place: int) -> str:
+    """A router's port, seen from the backbone."""
+    return f"{port}{place}"
 
 
 def _check_size(cluster: Cluster) -> None:

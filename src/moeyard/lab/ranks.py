@@ -62,7 +62,7 @@ def environment(number: int, spec: LabSpec, network: Network | None, port: int) 
         "ROLE_RANK": str(number),
         "ROLE_WORLD_SIZE": str(cluster.num_ranks),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1" if network is None else management_address(0),
+        "MASTER_ADDR": "127.0.0.1" if network is None else management_address(cluster, 0),
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

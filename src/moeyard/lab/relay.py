@@ -12,6 +12,8 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 _SOL_PACKET, _VNET_HEADER, _IGNORE_OUTGOING = 263, 15, 23
 _ALL = 0x0003
@@ -30,42 +32,56 @@ def open_port(name: str) -> socket.socket:
     return port
 
 
-def carry(one: socket.socket, other: socket.socket, seconds: float) -> None:
-    """Between two ports, until killed."""
+class Wire(NamedTuple):
+    """Two ports, and the seconds from one to the other."""
+
+    one: socket.socket
+    other: socket.socket
+    seconds: float
+
+
+class _Way:
+    """One direction of a wire: what is under way, by when it is due."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
+        self.source, self.target, self.seconds = source, target, seconds
+        self.queue: deque[tuple[float, bytes]] = deque()
+        self.held = 0
+
+    def take(self, due: float) -> None:
+        for _ in range(64):
+            try:
+                packet = self.source.recv(1 << 17)
+            except OSError:  # no more for now, or the port went down
+                return
+            if self.held + len(packet) <= _ROOM:
+                self.queue.append((due, packet))
+                self.held += len(packet)
+
+    def give(self, now: float) -> None:
+        while self.queue and self.queue[0][0] <= now:
+            _, packet = self.queue.popleft()
+            self.held -= len(packet)
+            with contextlib.suppress(OSError):  # a full or broken port drops, as a wire would
+                self.target.send(packet)
+
+
+def carry(wires: Sequence[Wire]) -> None:
+    """Along all of these, until killed."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     except OSError:
         with contextlib.suppress(OSError):  # an ordinary user's relay is a little less punctual
             os.nice(-10)
-    ports = (one, other)
-    waiting: tuple[deque[tuple[float, bytes]], ...] = (deque(), deque())
-    held = [0, 0]
+    ways = {}
+    for one, other, seconds in wires:
+        ways[one], ways[other] = _Way(one, other, seconds), _Way(other, one, seconds)
     while True:
-        due = min((queue[0][0] for queue in waiting if queue), default=None)
+        due = min((way.queue[0][0] for way in ways.values() if way.queue), default=None)
         patience = None if due is None else max(0.0, due - time.monotonic())
-        ready, _, _ = select.select(ports, [], [], patience)
+        ready, _, _ = select.select(ways, [], [], patience)
         now = time.monotonic()
-        for side in (0, 1):
-            if ports[side] in ready:
-                _take(ports[side], waiting[side], held, side, now + seconds)
-            queue, out = waiting[side], ports[1 - side]
-            while queue and queue[0][0] <= now:
-                _, packet = queue.popleft()
-                held[side] -= len(packet)
-                with contextlib.suppress(OSError):  # a full or broken port drops, as a wire would
-                    out.send(packet)
-
-
-def _take(
-    port: socket.socket, queue: deque[tuple[float, bytes]], held: list[int], side: int, due: float
-) -> None:
-    for _ in range(64):
-        try:
-            packet = port.recv(1 << 17)
-        except BlockingIOError:
-            return
-        except OSError:  # the port went down
-            return
-        if held[side] + len(packet) <= _ROOM:
-            queue.append((due, packet))
-            held[side] += len(packet)
+        for port in ready:
+            ways[port].take(now + ways[port].seconds)
+        for way in ways.values():
+            way.give(now)

@@ -54,6 +54,7 @@ class Watch:
         self.ranks: list[Rank] = []
         self.end: float | None = None  # when the ranks that still run are ended
         self.code = 0
+        self.later: list[tuple[float, Callable[[], None]]] = []  # what is mended when
         self.select = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -77,12 +78,12 @@ class Watch:
     # starting
 
     def _start_relays(self) -> None:
-        for one, other, seconds in self.network.wires if self.network else ():
-            if os.fork() == 0:
+        for wires in self.network.wires if self.network else ():
+            if wires and os.fork() == 0:
                 try:
                     spaces.die_with_parent()
                     _forget_signals()
-                    relay.carry(one, other, seconds)
+                    relay.carry(wires)
                 finally:
                     os._exit(1)
 
@@ -123,17 +124,24 @@ class Watch:
         limit = self.job["timeout"]
         last = None if limit is None else time.monotonic() + limit
         while any(rank.code is None for rank in self.ranks):
-            ends = [end for end in (self.end, last) if end is not None]
+            ends = [end for end in (self.end, last, *(when for when, _ in self.later)) if end is not None]
             patience = max(0.0, min(ends) - time.monotonic()) if ends else None
             for key, _ in self.select.select(patience):
                 key.data()
             now = time.monotonic()
+            self._act_later(now)
             if last is not None and now >= last:
                 self.code = self.code or TIMED_OUT
                 self._say(f"moeyard lab: not done after {limit:g} s; ending all ranks")
                 return
             if self.end is not None and now >= self.end:
                 return
+
+    def _act_later(self, now: float) -> None:
+        due = [act for when, act in self.later if when <= now]
+        self.later = [(when, act) for when, act in self.later if when > now]
+        for act in due:
+            act()
 
     def _reap(self, rank: Rank) -> None:
         if rank.code is not None:
@@ -238,19 +246,28 @@ class Watch:
             raise MoeyardError("this lab is unshaped, on loopback: it has no rails to change")
         if order == "sent":
             return self.network.sent()
-        node, rail = int(request["node"]), int(request["rail"])
-        if order == "break":
-            self.network.cut(node, rail)
-        elif order == "slow":
-            factor = float(request["factor"])
-            if not 0 < factor < 1e6:
-                raise MoeyardError(f"factor must be positive, got {factor!r}; `break` cuts a rail")
-            self.network.slow(node, rail, factor)
-        elif order == "mend":
-            self.network.mend(node, rail)
+        if order == "sent-wan":
+            return self.network.sent_wan()
+        return self._change(self.network, str(order), request)
+
+    def _change(self, network: Network, order: str, request: dict[str, Any]) -> None:
+        """Break, slow or mend a rail or a datacenter's wan; what is broken for some seconds is mended here."""
+        if "wan" in request:
+            where: tuple[int, ...] = (int(request["wan"]),)
+            ways: dict[str, Callable[..., None]] = {
+                "break": network.cut_wan, "slow": network.slow_wan, "mend": network.mend_wan,
+            }  # fmt: skip
         else:
+            where = (int(request["node"]), int(request["rail"]))
+            ways = {"break": network.cut, "slow": network.slow, "mend": network.mend}
+        if order not in ways:
             raise MoeyardError(f"unknown order {order!r}")
-        return None
+        seconds = request.get("seconds")
+        if seconds is not None and not 0 < float(seconds) < 1e6:
+            raise MoeyardError(f"seconds must be positive, got {seconds!r}; leave them out to break for good")
+        ways[order](*where, *([float(request["factor"])] if order == "slow" else []))
+        if seconds is not None and order != "mend":
+            self.later.append((time.monotonic() + float(seconds), partial(ways["mend"], *where)))
 
     # ending
 

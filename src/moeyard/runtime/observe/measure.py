@@ -20,6 +20,7 @@ from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.layers.experts import MoELayer
 from moeyard.runtime.roles import Links
 from moeyard.runtime.transport.api import Bare
+from moeyard.runtime.transport.links import datacenter_on, nodes_on
 from moeyard.traffic import Traffic
 
 
@@ -60,47 +61,67 @@ def measure(
 
 
 def measure_links(yard: Links, *, rows_bytes: int = 1 << 20, repeat: int = 5) -> Cluster:
-    """The yard's cluster with measured scale-up and scale-out rates, alike on every rank.
+    """The yard's cluster with measured scale-up, scale-out and wan rates, alike on every rank.
 
-    Each network is timed by a ring of messages, all ranks at once: once tiny (latency), once `rows_bytes` long (bandwidth).
-    A network that does not exist (one rank per node, one node) keeps its figures.
+    Each network is timed by a ring of messages, all ranks at once: once tiny (latency), once `rows_bytes` long (bandwidth). All ranks of a
+    datacenter share its wan port. A network that does not exist (one rank per node, one node) keeps its figures.
     """
     cluster, per = yard.cluster, yard.cluster.ranks_per_node
     found: dict[str, Port] = {}
     rank_R = np.arange(yard.size)
     inside = rank_R // per * per + (rank_R + 1) % per
-    for name, there, target in (
-        ("scale_up", per > 1, inside),
-        ("scale_out", cluster.nodes > 1, (rank_R + per) % yard.size),
+    far, members = cluster.datacenters > 1, yard.size // cluster.datacenters
+    for name, there, target, sharing in (
+        ("scale_up", per > 1, inside, 1),
+        ("scale_out", cluster.nodes_per_datacenter > 1, nodes_on(cluster, 1), 1),
+        ("wan", far, datacenter_on(cluster), members),
     ):
         if not there:
             continue
         tiny = _ring_seconds(yard, target, 8, repeat)
         long = _ring_seconds(yard, target, rows_bytes, repeat)
-        found[name] = Port(rows_bytes / max(long - tiny, 1e-9), tiny)
+        found[name] = Port(sharing * rows_bytes / max(long - tiny, 1e-9), tiny)
     return cluster.but(**found)
 
 
 def remeasure(yard: Links, *, size: int = 1 << 19, repeat: int = 3) -> Cluster:
-    """The yard's cluster with every nic's factor as it is now, alike on every rank: for a rail that became slow, or fast.
+    """The yard's cluster with every nic's factor and the wan's rate as they are now, alike on every rank: for what became slow, or fast.
 
-    In turn k every node sends `size` bytes on each rail to the node k places on, all at once. A nic's rate is that of its best
-    message, sent or received: a healthy one has at least one healthy partner (with two nodes both ends of a slow rail
+    In turn k every node sends `size` bytes on each rail to the node k places on in its datacenter, all at once. A nic's rate is that of its
+    best message, sent or received: a healthy one has at least one healthy partner (with two nodes both ends of a slow rail
     count as slow, which plans alike). Factors are relative to the cluster's scale-out rate and never above 1; within a
-    tenth of 1 they are 1. A dead nic stays dead.
+    tenth of 1 they are 1. A dead nic stays dead. The wan's rate is the slowest port's; within a tenth it is as it was.
     """
     cluster, per = yard.cluster, yard.cluster.ranks_per_node
     best = np.zeros(cluster.rails.shape)
     carrier_R = np.zeros(yard.size, np.bool_)
     carrier_R[(np.arange(cluster.nodes)[:, None] * per + cluster.carrier_M).ravel()] = True
-    for shift in range(1, cluster.nodes):
-        to = (np.arange(yard.size) + shift * per) % yard.size
+    for shift in range(1, cluster.nodes_per_datacenter):
+        to = nodes_on(cluster, shift)
         seconds = _message_seconds(yard, to, carrier_R, size, repeat)
         for r in np.flatnonzero(np.isfinite(seconds)).tolist():
             rate = size / max(seconds[r] - cluster.scale_out.latency, 1e-9)
             for at in (cluster.nic(r), cluster.nic(int(to[r]))):
                 best[at] = max(best[at], rate)
-    return cluster.but(rails=rail_factors(cluster, best))
+    rails = rail_factors(cluster, best) if cluster.nodes_per_datacenter > 1 else cluster.rails
+    if cluster.wan is None or cluster.datacenters == 1:
+        return cluster.but(rails=rails)
+    seconds = _message_seconds(yard, datacenter_on(cluster), carrier_R, size, repeat)
+    return cluster.but(rails=rails, wan=_wan_port(cluster, size, seconds))
+
+
+def _wan_port(cluster: Cluster, size: int, seconds: Any) -> Port:
+    """From what the messages took that left each datacenter together."""
+    wan = cluster.wan
+    assert wan is not None
+    sent_D = np.isfinite(seconds).reshape(cluster.datacenters, -1).sum(axis=1)
+    if not sent_D.all():
+        return wan
+    took_D = np.nanmax(seconds.reshape(cluster.datacenters, -1), axis=1) - wan.latency
+    slowest = float((sent_D * size / np.maximum(took_D, 1e-9)).min()) * cluster.contention.factor(
+        float(sent_D.max())
+    )
+    return wan if abs(slowest / wan.bandwidth - 1) < 0.1 else Port(slowest, wan.latency)
 
 
 def rail_factors(cluster: Cluster, best: Any) -> Any:

@@ -1,7 +1,8 @@
 """The links of a yard, measured: what planners should plan for, instead of a file's nominal figures.
 
 A few messages on every nic at once, all ranks together: tiny ones for latencies, two sizes for rates, several into one nic for what
-sharing costs. It takes a second or two, so what was found is kept for the next yard on the same cluster.
+sharing costs. Nics are measured inside datacenters; between them, all ranks of one send to the next, which fills its wan port. It takes a
+second or two, so what was found is kept for the next yard on the same cluster.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Probe:
 
 def measure_cluster(probe: Probe) -> Cluster:
     """The cluster with measured latencies, rates, rails and contention, alike on every rank. What cannot be measured (one rank, one
-    node, a wan) keeps its figures."""
+    node of a datacenter) keeps its figures."""
     cluster, per = probe.cluster, probe.cluster.ranks_per_node
     changes: dict[str, Any] = {}
     if per > 1:
@@ -112,14 +113,44 @@ def measure_cluster(probe: Probe) -> Cluster:
         sizes = probe.sizes(cluster.scale_up, inside)
         seconds = [_least(probe.ring(inside, size, 3)) for size in sizes]
         changes["scale_up"] = Port(_rate(sizes, seconds), _least(probe.ring(inside, TINY, 7)))
-    if cluster.nodes > 1:
-        next_node = (probe.rank_R + per) % cluster.num_ranks
+    if cluster.nodes_per_datacenter > 1:
+        next_node = nodes_on(cluster, 1)
         tiny = _least(probe.ring(next_node, TINY, 7))
         sizes = probe.sizes(cluster.scale_out, next_node)
         rate, rails = _measure_rails(probe, sizes, tiny)
         changes |= {"scale_out": Port(rate, tiny), "rails": rails}
         changes["contention"] = _contention(probe, sizes[1]) or cluster.contention
+    if cluster.datacenters > 1:
+        changes["wan"] = _measure_wan(probe, changes.get("contention", cluster.contention))
     return cluster.but(**changes)
+
+
+def nodes_on(cluster: Cluster, shift: int) -> IntArray:
+    """[rank]: the same rank `shift` nodes on, round its datacenter."""
+    rank_R, per, nodes = np.arange(cluster.num_ranks), cluster.ranks_per_node, cluster.nodes_per_datacenter
+    node_R, local_R = divmod(rank_R, per)
+    found: IntArray = (node_R // nodes * nodes + (node_R + shift) % nodes) * per + local_R
+    return found
+
+
+def datacenter_on(cluster: Cluster) -> IntArray:
+    """[rank]: the same rank of the next datacenter."""
+    ranks = cluster.num_ranks
+    found: IntArray = (np.arange(ranks) + ranks // cluster.datacenters) % ranks
+    return found
+
+
+def _measure_wan(probe: Probe, law: Contention) -> Port:
+    """Of a datacenter's port, which all its ranks fill together, by as many messages as there are live nics."""
+    cluster, to = probe.cluster, datacenter_on(probe.cluster)
+    assert cluster.wan is not None
+    flows = int((probe.alive_R & probe.alive_R[to]).sum()) // cluster.datacenters
+    if flows == 0:
+        return cluster.wan
+    tiny = _least(probe.ring(to, TINY, 7))
+    sizes = probe.sizes(Port(cluster.wan.bandwidth / flows, cluster.wan.latency), to)
+    seconds = [_least(probe.ring(to, size, 3)) for size in sizes]
+    return Port(flows * _rate(sizes, seconds) * law.factor(flows), tiny)
 
 
 def _least(times: FloatArray) -> float:
@@ -136,10 +167,11 @@ def _rate(sizes: tuple[int, int], seconds: Sequence[float]) -> float:
 def _nic_seconds(probe: Probe, sizes: tuple[int, int]) -> FloatArray:
     """[short or long, node, nic]: of its quickest message, sent or received: a healthy nic has at least one healthy partner. Infinite
     for a dead one."""
-    cluster, per = probe.cluster, probe.cluster.ranks_per_node
+    cluster = probe.cluster
     found = np.full((2, *cluster.rails.shape), np.inf)
-    for shift in sorted({1, cluster.nodes // 2, cluster.nodes - 1} - {0}):
-        to = (probe.rank_R + shift * per) % cluster.num_ranks
+    nodes = cluster.nodes_per_datacenter
+    for shift in sorted({1, nodes // 2, nodes - 1} - {0}):
+        to = nodes_on(cluster, shift)
         for i, size in enumerate(sizes):
             seconds = probe.ring(to, size, 3).min(axis=0)
             for r in np.flatnonzero(probe.alive_R & probe.alive_R[to]).tolist():
@@ -185,7 +217,7 @@ def _contention(probe: Probe, size: int) -> Contention | None:
     """The law that fits what several messages at once into every nic cost; None where it cannot be told: NCCL runs the messages of a
     pair one after another, and a dead rail has no flows to count."""
     cluster = probe.cluster
-    flows = [f for f in FLOWS if f <= (cluster.nodes - 1) * cluster.ranks_per_node]
+    flows = [f for f in FLOWS if f <= (cluster.nodes_per_datacenter - 1) * cluster.ranks_per_node]
     if probe.deck.device.type != "cpu" or not (cluster.rails > 0).all() or len(flows) < 3:
         return None
     sharing = int(np.bincount(cluster.nic_G).max())
@@ -199,13 +231,14 @@ def _contention(probe: Probe, size: int) -> Contention | None:
 
 
 def many_at_once(me: int, channels: Channels, cluster: Cluster, out: torch.Tensor) -> Callable[[], None]:
-    """Sends row s of `out` 1 + s % (nodes - 1) nodes on and s // (nodes - 1) ranks along, on the sender's rail; all at once."""
-    per = cluster.ranks_per_node
+    """Sends row s of `out` 1 + s % (nodes - 1) nodes on, round the datacenter, and s // (nodes - 1) ranks along, on the sender's rail; all
+    at once."""
+    per, nodes = cluster.ranks_per_node, cluster.nodes_per_datacenter
     into = torch.empty_like(out)
 
     def partner(s: int, way: int) -> int:
-        turn, along = s % (cluster.nodes - 1) + 1, s // (cluster.nodes - 1)
-        return (me // per + way * turn) % cluster.nodes * per + (me % per + way * along) % per
+        turn, along = s % (nodes - 1) + 1, s // (nodes - 1)
+        return int(nodes_on(cluster, way * turn)[me]) // per * per + (me % per + way * along) % per
 
     ins, outs = [], []
     for s in range(len(out)):
@@ -255,17 +288,15 @@ def _look(key: str, cluster: Cluster) -> tuple[Cluster, float] | None:
 def _tell(probe: Probe, cluster: Cluster, age: float) -> tuple[Cluster, float]:
     """What the first rank has, bit by bit: fits and medians need not come out alike on different machines."""
     law = cluster.contention
-    ports = [
-        cluster.scale_up.bandwidth,
-        cluster.scale_up.latency,
-        cluster.scale_out.bandwidth,
-        cluster.scale_out.latency,
-    ]
-    mine = np.concatenate([[age, *ports, *law.law], cluster.rails.ravel()])
+    named = {"scale_up": cluster.scale_up, "scale_out": cluster.scale_out, "wan": cluster.wan}
+    ports = {name: port for name, port in named.items() if port is not None}
+    figures = [x for port in ports.values() for x in (port.bandwidth, port.latency)]
+    mine = np.concatenate([[age, *law.law, *figures], cluster.rails.ravel()])
     said = probe.control.gather(mine.view(np.int64))[0].copy().view(np.float64)
-    up, out = Port(*said[1:3].tolist()), Port(*said[3:5].tolist())
+    heard = said[4:].tolist()
     told = probe.cluster.but(
-        scale_up=up, scale_out=out, contention=Contention(*said[5:8].tolist()), rails=said[8:].reshape(cluster.rails.shape)
+        **{name: Port(*heard[2 * i : 2 * i + 2]) for i, name in enumerate(ports)},
+        contention=Contention(*said[1:4].tolist()), rails=said[4 + len(figures) :].reshape(cluster.rails.shape),
     )  # fmt: skip
     return told, float(said[0])
 
