@@ -10,7 +10,15 @@ import moeyard as my
 pytest.importorskip("torch")
 
 from moeyard.runtime.agree.watcher import Flown, Mark
-from moeyard.runtime.observe.refine import STEPS, Refiner, best_rates, refined, table
+from moeyard.runtime.observe.refine import (
+    STEPS,
+    Refiner,
+    best_rates,
+    fullest_port,
+    refined,
+    table,
+    wan_rate,
+)
 
 CLUSTER = my.Cluster(3, 2, my.Port(1e9, 0.0), my.Port(1e6, 0.01))
 
@@ -111,3 +119,48 @@ def test_one_node_and_no_exchange_say_nothing():
     alone = my.Cluster(1, 2, my.Port(1e9, 0.0), my.Port(1e6, 0.01))
     assert Refiner().step(yard_of(alone, []), [flown()]) is None
     assert Refiner().step(yard_of(CLUSTER, []), []) is None
+
+
+FAR = my.Cluster(4, 1, my.Port(1e9, 0.0), my.Port(1e8, 0.001), datacenters=2, wan=my.Port(1e6, 0.01))
+
+
+def test_the_wan_is_as_fast_as_what_crosses_the_fullest_port():
+    """600,000 bytes leave datacenter 0, the last of them 1.21 s after the first could start; inside and the other way do not count."""
+    marks = [
+        (0, 0, 2, 300, 1.0, 1.5, 2.0),
+        (1, 1, 3, 300, 1.6, 1.6, 2.71),
+        (0, 2, 0, 100, 0.0, 0.0, 9.0),
+        (0, 0, 1, 900, 0.0, 0.0, 9.0),
+    ]
+    heard = [np.array(one) for one in tables(*marks, offsets=(0.0,) * 4)]
+    assert wan_rate(FAR, heard) == pytest.approx(600_000 / 1.2)
+    assert wan_rate(FAR, heard[:1] * 2 + [heard[0][:0]] * 2) is None
+
+
+def test_a_wan_that_is_off_three_steps_in_a_row_is_planned_for():
+    rows = np.zeros((4, 4), np.int64)
+    rows[0, 2] = 500
+
+    def step(refiner, seconds, cluster=FAR, behind=False):
+        heard = tables((0, 0, 2, 500, 1.0, 1.0, 1.01 + seconds), offsets=(0.0,) * 4)
+        traffic = SimpleNamespace(row_bytes=1000, rows=rows)
+        mine = Flown(SimpleNamespace(traffic=traffic), False, 0.0, 1.0, [], behind)
+        return refiner.step(yard_of(cluster, heard), [mine])
+
+    refiner = Refiner()
+    slow, usual = 5.0, 0.5
+    for seconds in (*[slow] * (STEPS - 1), usual, *[slow] * (STEPS - 1)):
+        assert step(refiner, seconds, behind=True) is None
+    found = step(refiner, slow, behind=True)
+    assert found.wan.bandwidth == pytest.approx(1e5)
+    assert found.wan.latency == FAR.wan.latency
+    assert [step(refiner, slow, found) for _ in range(STEPS)] == [None] * STEPS
+    again = [step(refiner, usual, found) for _ in range(STEPS)]
+    assert again[:-1] == [None] * (STEPS - 1)
+    assert again[-1].wan.bandwidth == pytest.approx(1e6)
+
+
+def test_what_crosses_a_port_is_counted_by_its_traffic():
+    rows = np.array([[0, 9, 1, 2], [9, 0, 4, 0], [0, 0, 0, 9], [3, 0, 9, 0]])
+    one = Flown(SimpleNamespace(traffic=SimpleNamespace(row_bytes=10, rows=rows)), False, 0.0, 1.0, [])
+    assert fullest_port(FAR, one) == 70

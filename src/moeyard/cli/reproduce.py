@@ -1,4 +1,4 @@
-"""`moeyard reproduce rails | fast | prophet`: a paper's tables, its numbers beside ours."""
+"""`moeyard reproduce rails | fast | prophet | hybridep`: a paper's tables, its numbers beside ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(
         str,
         typer.Argument(
             metavar="PAPER",
-            help="rails (arXiv 2510.19262), fast (arXiv 2505.09764) or prophet (arXiv 2411.10003).",
+            help="rails (arXiv 2510.19262), fast (2505.09764), prophet (2411.10003) or hybridep (2510.19470).",
         ),
     ],
     only: Annotated[

@@ -65,7 +65,7 @@ def run(
         str | None,
         typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, sync, all; both (the default): plain and moeyard, which is all; all-of-them. Several with commas, or repeated: they take turns.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, auto, sync, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, auto; all-of-them. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
@@ -103,8 +103,9 @@ def run(
     from moeyard.train.options import Options
 
     lab = None if lab is None else a_lab(lab)
+    mode = mode or [_usual(lab)]
     options = Options(
-        out=str(out.resolve()), modes=modes_of(mode or ["both"]), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
+        out=str(out.resolve()), modes=modes_of(mode), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
         config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots,
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
         remeasure_every=remeasure_every, timeout=timeout, device=device, share_gpu=share_gpu, dtype=dtype,
@@ -147,6 +148,13 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             found[key] = value
     return found
+
+
+def _usual(lab: str | None) -> str:
+    """The modes that are compared where none are named."""
+    from moeyard.lab import LabSpec
+
+    return "both" if lab is None or LabSpec.load(lab).cluster.datacenters == 1 else "wan"
 
 
 def _rate(lab: str | None, given: float | None) -> float | None:
@@ -286,13 +294,15 @@ def _finish(out: Path, json: bool) -> None:
 
 def _comparison(run_: Run) -> Table:
     spare = ("?>quartiles", "?>share", "?>gather", "?>waiting", "?>balancedness", "?>tokens/s", "?>loss")
-    rows = table("", ">iteration", spare[0], ">exchange", spare[1], ">x bound", *spare[2:])
+    far = [">wan MB", "?>copies over the wan"] if any("wan_bytes" in m.summary for m in run_.modes) else []
+    rows = table("", ">iteration", spare[0], ">exchange", spare[1], ">x bound", *far, *spare[2:])
     for m in run_.modes:
         s = m.summary
         low, high = s.get("quartiles_s", (s["iteration_s"], s["iteration_s"]))
         rows.add_row(
             m.name, show_seconds(s["iteration_s"]), f"{low:.2f}-{high:.2f}", show_seconds(s["exchange_s"]),
-            f"{s['exchange_s'] / s['iteration_s']:.0%}", f"{s['x_bound']:.2f}", show_seconds(s["gather_s"]), show_seconds(s["wait_s"]),
+            f"{s['exchange_s'] / s['iteration_s']:.0%}", f"{s['x_bound']:.2f}",
+            *([f"{s['wan_bytes'] / 1e6:,.2f}", f"{s['wan_copies']:,.0f}"] if far else []), show_seconds(s["gather_s"]), show_seconds(s["wait_s"]),
             f"{s['balancedness']:.2f}", f"{s['tokens_per_s']:,.0f}", f"{s['loss']:.6f}",
         )  # fmt: skip
     return rows

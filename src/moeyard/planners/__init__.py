@@ -17,7 +17,7 @@ from moeyard.placement import Placement
 from moeyard.planners.ahead import fill_ahead, newest, plan_quota_ahead
 from moeyard.planners.auto import plan_auto
 from moeyard.planners.balanced import plan_balanced
-from moeyard.planners.domains import plan_domains
+from moeyard.planners.domains import plan_domains, plan_domains_ahead
 from moeyard.planners.prophet import plan_prophet
 from moeyard.planners.quota import plan_quota
 from moeyard.planners.shadow import plan_shadow
@@ -49,6 +49,8 @@ PLANNERS: dict[str, Planner] = {
     "domains": plan_domains,
     "auto": plan_auto,
 }
+
+AHEAD: dict[str, Planner] = {"quota": plan_quota_ahead, "domains": plan_domains_ahead}  # for what follows
 
 
 def place(
@@ -90,7 +92,7 @@ def place(
             )
         fits = int(min(memory // (model or STAND_IN).expert_bytes, demand.num_experts))
         slots = fits if slots is None else min(slots, fits)
-    plan = plan_quota_ahead if ahead and planner == "quota" else PLANNERS[planner]
+    plan = AHEAD.get(planner, PLANNERS[planner]) if ahead else PLANNERS[planner]
     placement = plan(cluster, demand, slots=slots, model=model, home_E=home_E)
     if ahead:
         placement = fill_ahead(cluster, history, placement, planner, slots=slots, model=model)

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeyard.arrays import FloatArray
 from moeyard.report.load import Mode, Run
-from moeyard.train.modes import CHAIN
+from moeyard.train.modes import CHAIN, FOREGROUND, WHOLES
 
 RESAMPLES = 2000
 WHOLE = "moeyard"  # another name of the chain's last mode
@@ -74,7 +74,7 @@ def compare(run: Run, what: str, of: Mode, over: Mode) -> Ratio | None:
 
 def attribution(run: Run) -> list[Ratio]:
     """Each mode of the chain over the one before it that was run, then the last over all others: what is not between two of
-    them is named together."""
+    them is named together. Then those chosen as a whole over the beginning of the chain."""
     by_name = {mode.name: mode for mode in run.modes}
     if WHOLE in by_name:
         by_name.setdefault(CHAIN[-1][0], by_name[WHOLE])
@@ -95,14 +95,19 @@ def attribution(run: Run) -> list[Ratio]:
         found += [
             compare(run, "together", last, mode) for mode in others if (last.name, mode.name) not in told
         ]
+    for name, what in WHOLES.items():
+        if name in by_name:
+            found += [
+                compare(run, what, by_name[name], by_name[over]) for over, _ in CHAIN[:2] if over in by_name
+            ]
     return [one for one in found if one is not None]
 
 
 def hidden(run: Run, mode: Mode) -> float | None:
     """(serial - overlapped) / (gather + reduce): of the seconds that gathers and reduces take in the foreground, the share that this
     mode saves; median over paired steps. None without a mode that does the same in the foreground."""
-    serial = next((one for one in run.modes if one.name == "sync"), None)
-    if serial is None or mode.name not in (CHAIN[-1][0], WHOLE):
+    serial = next((one for one in run.modes if one.name == FOREGROUND.get(mode.name)), None)
+    if serial is None:
         return None
     mine, theirs = paired(run, mode, serial)
     _, work = paired(run, mode, serial, "gather_s")

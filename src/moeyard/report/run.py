@@ -25,6 +25,8 @@ def run_page(run: Run) -> Page:
         )
     if any("rows_per_rail" in mode.summary for mode in run.modes):
         sections.append(_rails(run))
+    if any("wan_bytes" in mode.summary for mode in run.modes):
+        sections.append(_wan(run))
     sections += _exchanges(run)
     events = [(int(e["step"]), str(e["event"])) for mode in run.modes for e in mode.events]
     if events:
@@ -218,6 +220,21 @@ def _exchanges(run: Run) -> list[Section]:
         origins = by_source((name, timeline.provenance) for name, timeline in courses)
         sections.append(Section("Bytes arrived", origins, note, figure=figures.delivered(courses, least)))
     return sections
+
+
+def _wan(run: Run) -> Section:
+    rows = [
+        (mode.name, f"{mode.summary['wan_bytes'] / 1e6:,.3f} MB", f"{mode.summary['wan_copies']:,.1f}")
+        for mode in run.modes
+        if "wan_bytes" in mode.summary
+    ]
+    note = (
+        "Between datacenters, in one step (medians): bytes that left all of them, and experts that crossed, each as often as it did. In a lab its routers "
+        "count the bytes: rows, experts, gradients of experts and of everything else, control, headers and whatever was sent twice."
+    )
+    return Section(
+        "Across the wan", _origins(run, "wan_bytes"), note, columns=("", "bytes", "copies of experts"), rows=rows
+    )  # fmt: skip
 
 
 def _events(run: Run) -> Section:

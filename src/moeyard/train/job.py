@@ -178,7 +178,9 @@ def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
 
 
 def _show_links(cluster: Any) -> str:
-    ports = (("scale-up", cluster.scale_up), ("scale-out", cluster.scale_out))
+    ports = [("scale-up", cluster.scale_up), ("scale-out", cluster.scale_out)]
+    if cluster.wan is not None:
+        ports.append(("wan", cluster.wan))
     told = [f"{name} {show_bandwidth(port.bandwidth)}, {show_seconds(port.latency)}" for name, port in ports]
     slow = int(((cluster.rails > 0) & (cluster.rails < 1)).sum())
     return "; ".join([*told, *([f"{slow} slow nics"] if slow else [])])

@@ -16,6 +16,7 @@ from moeyard.provenance import Provenance
 from moeyard.train.modes import MODES
 from moeyard.train.options import Options
 
+WAN = ("wan_bytes", "wan_copies")  # of a step where there are several datacenters
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
 
 
@@ -83,19 +84,10 @@ class Journal:
                 self.progress(self.mode, {"event": name, "step": step, "detail": detail})
 
     def cause_faults(self, step: int) -> None:
-        """Break, slow or mend a rail of the lab when its step has come; for experiments."""
-        for at, what, node, rail, factor in self.options.faults:
+        """Break, slow or mend a rail or a wan port of the lab when its step has come; for experiments."""
+        for at, what, place, rail, value in self.options.faults:
             if at == step and self.rank == 0:
-                from moeyard import lab
-
-                if what == "slow":
-                    lab.slow_rail(node, rail, factor)
-                else:
-                    {"break": lab.break_rail, "mend": lab.mend_rail}[what](node, rail)
-                detail = f"node {node} rail {rail}" + (
-                    f" at {factor:g} of its rate" if what == "slow" else ""
-                )
-                self.event(step, f"lab {what}", detail)
+                self.event(step, *_cause(what, place, rail, value))
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._file.write(json.dumps(entry) + "\n")
@@ -112,6 +104,25 @@ class Journal:
         iteration. Steps made under other conditions than the last, before a resume, do not count for the times."""
         found = summarise(self.folder / "metrics.jsonl", self.steps, self.options.warmup)
         return found | {"what": MODES[self.mode][0]}
+
+
+def _cause(what: str, place: int, rail: int, value: float) -> tuple[str, str]:
+    """(event, detail) of a fault in the lab that this rank is in, as `Options.faults` has it."""
+    from moeyard import lab
+
+    order, _, far = what.partition(" ")
+    detail = f"datacenter {place}" if far else f"node {place} rail {rail}"
+    if order == "slow":
+        lab.slow_wan(place, value) if far else lab.slow_rail(place, rail, value)
+        detail += f" at {value:g} of its rate"
+    elif order == "break" and far:
+        lab.break_wan(place, value)
+        detail += f" for {value:g} s"
+    elif far:
+        lab.mend_wan(place)
+    else:
+        {"break": lab.break_rail, "mend": lab.mend_rail}[order](place, rail)
+    return f"lab {what}", detail
 
 
 def read_metrics(path: Path, first: int) -> tuple[list[str], list[dict[str, Any]]]:
@@ -176,6 +187,7 @@ def _summary(steps: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
         "balancedness",
         "overload",
         "tokens_per_s",
+        *(name for name in WAN if all(name in s for s in steps)),
     )
     rails = {
         way: np.mean([np.array(s["rows_per_rail"][way], dtype=float) for s in steps], axis=0)

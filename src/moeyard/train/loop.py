@@ -22,6 +22,7 @@ from moeyard.train.model import emulated_spec, make_config, make_model, model_sp
 from moeyard.train.options import Options
 from moeyard.train.skew import Skew
 from moeyard.train.text import Text
+from moeyard.units import show_bandwidth
 
 if TYPE_CHECKING:
     from moeyard.train.journal import Journal
@@ -84,7 +85,9 @@ class Trainer:
             self.accelerator.attach(self.model)
         self.network = network_of(self.yard)
         emulated = self.accelerator is not None
-        self.meter = Meter(self.yard, log, self.spec.row_bytes, self.network, emulated=emulated)
+        self.meter = Meter(
+            self.yard, log, self.spec.row_bytes, self.network, expert_bytes=self.spec.expert_bytes, emulated=emulated
+        )  # fmt: skip
         self.refiner = Refiner()
         self.first = 0
         self.unsaved: int | None = None  # the last step made, while no checkpoint holds it
@@ -152,17 +155,17 @@ class Trainer:
         )
 
     def remeasure(self) -> tuple[str, str]:
-        """Measure the rails and plan for what they give now. (event, detail)."""
-        return "rails measured", self._plan_for(yr.remeasure(self.yard)) or "as planned for"
+        """Measure rails and wan and plan for what they give now. (event, detail)."""
+        return "links measured", self._plan_for(yr.remeasure(self.yard)) or "as planned for"
 
     def _refine(self, step: int, record: Journal) -> None:
         """Plan for rails as the step's own exchanges show them, if asked to."""
         if not self.options.refine:
             return
         offset = float(self.meter.offsets[self.yard.rank])
-        found = self.refiner.step(self.yard, self.meter.foreground(), offset)
+        found = self.refiner.step(self.yard, self.meter.all_exchanges(), offset)
         if found is not None:
-            record.event(step, "rails refined", self._plan_for(found))
+            record.event(step, "links refined", self._plan_for(found))
 
     def _plan_for(self, found: Cluster) -> str:
         """From now on; what is new."""
@@ -171,6 +174,10 @@ class Trainer:
             f"node {node} rail {rail} at {found.rails[node, rail]:.2f}"
             for node, rail in zip(*np.nonzero(found.rails != before), strict=True)
         ]
+        old, new = self.yard.cluster.wan, found.wan
+        if old is not None and new is not None and old != new:
+            rates = [show_bandwidth(port.bandwidth) for port in (old, new)]
+            changed.append(f"wan {rates[0]} -> {rates[1]}")
         if changed:
             self.yard.set_cluster(found)
         return "; ".join(changed)

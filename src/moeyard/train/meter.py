@@ -19,6 +19,7 @@ from moeyard.timeline import Timeline
 from moeyard.train.clocks import clock_offsets
 from moeyard.train.device import device_zero, wait_for_device
 from moeyard.train.parts import PARTS, divide, exchange_spans
+from moeyard.train.wan import WanMeter
 
 FORECAST = "forecast"  # what a yard calls waiting for a plan that is made beside the training
 
@@ -79,16 +80,28 @@ class Meter:
 
     exchange: from the last rank's arrival at an exchange of rows to the last rank's end, added up; gather: the same of experts'
     parameters and gradients, and the longest that a rank spent on those behind the training. wait: what a rank waits for
-    the last to arrive, mean over the ranks. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
+    the last to arrive, mean over the ranks. wan: see `WanMeter`. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
     every moment of each rank's iteration, divided. Each figure goes out with where it comes from.
     """
 
     def __init__(
-        self, yard: Yard, log: StepLog, row_bytes: int, network: Network, *, emulated: bool = False
+        self,
+        yard: Yard,
+        log: StepLog,
+        row_bytes: int,
+        network: Network,
+        *,
+        expert_bytes: int,
+        emulated: bool = False,
     ) -> None:
         self.yard, self.log, self.row_bytes, self.network = yard, log, row_bytes, network
         self.provenance = origins(network, emulated, counted=yard.options.transport != "collective")
+        if yard.cluster.datacenters > 1:
+            self.provenance |= {
+                "wan_bytes": Provenance.measured(network), "wan_copies": Provenance.measured(),
+            }  # fmt: skip
         self.offsets = clock_offsets(yard)
+        self._wan = WanMeter(yard, row_bytes, expert_bytes)
         self._began = 0.0
         self._zero: tuple[Any, float] | None = None  # an event, and the clock when it was recorded
         self._bounds: dict[int, float] = {}
@@ -97,6 +110,7 @@ class Meter:
         """All ranks together."""
         self._zero = None if self.yard.device.type == "cpu" else device_zero()
         self.yard.control.gather(np.zeros(1, np.int64))
+        self._wan.begin()
         self.log.clear()
         self._began = time.monotonic()
 
@@ -148,6 +162,7 @@ class Meter:
             "gather_s": float((ended - arrived)[~rows_X].sum() + seconds[:, 4].max()),
             "wait_s": wait,
             "x_bound": exchange / least if least else 1.0,
+            **self._wan.end(flown, self.log.behind),
             "parts_s": {part: float(column.mean()) for part, column in parts.items()},
             "parts_R": {part: column.tolist() for part, column in parts.items()},
             "provenance": data_of(self.provenance),
@@ -158,6 +173,10 @@ class Meter:
         """The exchanges that training waited for, in one order on all ranks: those that overlap end in any order, but those of one plan
         and direction run one after another."""
         return sorted(self.log.flown, key=lambda one: (one.plan.digest, one.backward, one.began))
+
+    def all_exchanges(self) -> list[Flown]:
+        """The same and those behind the training, whose order is the same on all ranks, as they run one after another."""
+        return [*self.foreground(), *self.log.behind]
 
     def _balance(self) -> float:
         """Mean over max rows computed by a rank, mean over the layers."""

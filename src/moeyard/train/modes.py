@@ -31,12 +31,24 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
         "planned exchanges; replicas by Pro-Prophet's planner, ahead",
         {"planner": "prophet", "policy": "own", **_BEHIND},
     ),
+    "domains": (
+        "planned exchanges; experts gathered inside domains instead of rows crossing, ahead and behind",
+        {"planner": "domains", "policy": "auto", "slots": None, **_BEHIND},
+    ),
+    "domains-sync": (
+        "planned exchanges; experts gathered inside domains, in the foreground",
+        {"planner": "domains", "policy": "auto", "slots": None, **_BEFORE},
+    ),
+    "auto": (
+        "planned exchanges; replicas or domains, whatever is predicted to take least, ahead and behind",
+        {"planner": "auto", "policy": "auto", "slots": None, **_BEHIND},
+    ),
     "sync": ("planned exchanges, replicas of hot experts, in the foreground", _BEFORE),
     "all": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
     "moeyard": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
 }
 EVERY = tuple(name for name in MODES if name != "moeyard")  # which is `all` by the name of the whole
-SETS = {"both": ("plain", "moeyard"), "all-of-them": EVERY}
+SETS = {"both": ("plain", "moeyard"), "wan": ("plain", "direct", "domains", "auto"), "all-of-them": EVERY}
 
 # From plain to everything: what each mode adds to the one before it.
 CHAIN = (
@@ -46,6 +58,10 @@ CHAIN = (
     ("sync", "replicas"),
     ("all", "overlap"),
 )
+
+# What is chosen as a whole, beside the chain's beginning: mode -> what the comparison is called.
+WHOLES = {"domains": "domains", "auto": "joint choice"}
+FOREGROUND = {"all": "sync", "moeyard": "sync", "domains": "domains-sync"}  # the same, with nothing behind
 
 
 def modes_of(given: Iterable[str]) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ class Options:
     device: str = "auto"  # cpu (gloo), cuda (NCCL), or what is there; a lab is cpu
     share_gpu: bool = False  # more ranks on a machine than it has GPUs
     dtype: str = "float32"  # what is computed in; masters are float32
-    faults: tuple[tuple[int, str, int, int, float], ...] = ()  # step, break | slow | mend, node, rail, factor
+    # step, break | slow | mend, node, rail, factor; break wan | slow wan | mend wan: datacenter, 0, seconds or factor
+    faults: tuple[tuple[int, str, int, int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for mode in self.modes:

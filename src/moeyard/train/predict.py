@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,11 +61,26 @@ def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, fl
 
 
 def dense_seconds(trainer: Any) -> float:
-    """The all-reduce of dense gradients round a ring of all ranks, which the step's model leaves out: each nic carries them nearly
-    twice."""
-    cluster = trainer.yard.cluster
-    own = {id(p) for _, module in expert_modules(trainer.model) for p in module.parameters(recurse=False)}
+    """What a step does beside its layers, which the step's model leaves out: the all-reduce of dense gradients round a ring of all ranks,
+    where each nic and each wan port carries them nearly twice; and words between datacenters, which are late."""
+    cluster, layers = trainer.yard.cluster, list(expert_modules(trainer.model))
+    own = {id(p) for _, module in layers for p in module.parameters(recurse=False)}
     size = sum(p.numel() * p.element_size() for p in trainer.model.parameters() if id(p) not in own)
     ranks = cluster.num_ranks
     rate = cluster.scale_out.bandwidth if cluster.nodes > 1 else cluster.scale_up.bandwidth
-    return float(2 * size * (ranks - 1) / ranks / rate)
+    far = 0.0
+    if cluster.wan is not None and cluster.datacenters > 1:
+        rate = min(rate, cluster.wan.bandwidth)
+        far = cluster.wan.latency * far_words(ranks, cluster.datacenters, len(layers))
+    return float(2 * size * (ranks - 1) / ranks / rate + far)
+
+
+MEETINGS = 4  # of a step: before the loss, the sum of gradients, the norm, the optimizer
+SUMS = 4  # labels, which gradients there are, dense gradients, the norm
+
+
+def far_words(ranks: int, datacenters: int, layers: int) -> int:
+    """Latencies of the wan that a step waits for one after another: one a meeting, one for the counts of a layer, and those of a sum, where
+    each part goes twice round a ring and crosses to the next datacenter after every so many ranks."""
+    crossings = math.ceil(2 * (ranks - 1) / (ranks // datacenters))
+    return MEETINGS + layers + SUMS * crossings

@@ -257,4 +257,8 @@ def choose_placement(
     ranks = cluster.num_ranks
     if options.planner == "static":
         return Placement.of_homes(home_E, ranks, "static")
+    if options.planner == "domains" and isinstance(demand, Demand):
+        demand = [
+            demand
+        ]  # a rehearsal, which one demand asks for, takes longer than the step that waits for it
     return place(cluster, demand, options.planner, options.slots, options.model, home_E=home_E)

@@ -1,8 +1,8 @@
-"""Rails refined from exchanges that are timed anyway: a nic that becomes slow, or recovers, shows in the messages that it carries.
+"""Rails and the wan refined from exchanges that are timed anyway: a nic that becomes slow, or recovers, shows in the messages that it carries.
 
-Looked at is one exchange a step, the largest. A message that is the only one of its stage at both its ends has their nics to itself; it
+Looked at is one exchange a step, the largest; for the wan the one that most of crosses it, of rows or of experts. A message that is the only one of its stage at both its ends has their nics to itself; it
 lasts from when both ends have posted it until its receiver has it. A nic is judged by its best message, and beside the other nics: what
-holds all of them up is no nic's fault.
+holds all of them up is no nic's fault. Wan ports are judged by all that crosses the fullest one, from the first message to the last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray
-from moeyard.cluster import Cluster
+from moeyard.cluster import Cluster, Port
 from moeyard.runtime.agree.watcher import Flown
 from moeyard.runtime.roles import Base
 
@@ -21,6 +21,7 @@ LEAST = 1 << 16  # bytes of a message that tells a rate: less passes a shaped li
 OFF = 0.5  # of what it is planned at: a nic below that, or above its inverse, is another nic than planned for
 STEPS = 3  # in a row that must say so
 MOST = 0.25  # of the nics: if more are off at once, it is not the nics
+WAN_LEAST = 1 << 17  # bytes over a wan port that tell its rate, and at least what it carries in two latencies
 STAGE, PEER, BYTES, SENT, POSTED, DONE = range(6)  # columns of a table of marks; times in nanoseconds
 
 
@@ -29,13 +30,43 @@ class Refiner:
 
     def __init__(self) -> None:
         self._odd: IntArray | None = None  # [node, nic]: steps in a row that it was off
+        self._far: list[float] = []  # rates of the wan, of steps in a row that it was off
 
     def step(self, yard: Base, flown: Sequence[Flown], offset: float = 0.0) -> Cluster | None:
         """The cluster to plan for from now on, alike on every rank; None: as it is. flown: the step's exchanges, in one order on all
         ranks. offset: how far this rank's clock is ahead."""
-        cluster = yard.cluster
-        if cluster.nodes < 2 or yard.options.transport == "collective" or not flown:
+        if yard.cluster.nodes < 2 or yard.options.transport == "collective" or not flown:
             return None
+        rows = [one for one in flown if not one.behind]
+        found = self._nics(yard, rows, offset) if rows else None
+        wan = self._wan(yard, flown, offset)
+        if wan is None:
+            return found
+        return (found or yard.cluster).but(wan=wan)
+
+    def _wan(self, yard: Base, flown: Sequence[Flown], offset: float) -> Port | None:
+        """The wan's port to plan for from now on; None: as it is."""
+        cluster = yard.cluster
+        if cluster.wan is None or cluster.datacenters == 1:
+            return None
+        sizes = [fullest_port(cluster, one) for one in flown]
+        best = max(range(len(flown)), key=sizes.__getitem__)
+        if sizes[best] < max(WAN_LEAST, 2 * cluster.wan.latency * cluster.wan.bandwidth):
+            return None
+        rate = wan_rate(cluster, _share(yard, table(flown[best], offset)))
+        planned = cluster.wan.bandwidth
+        if rate is None or OFF * planned <= rate <= planned / OFF:
+            self._far.clear()
+            return None
+        self._far.append(rate)
+        if len(self._far) < STEPS:
+            return None
+        usual = float(np.median(self._far))
+        self._far.clear()
+        return Port(usual, cluster.wan.latency)
+
+    def _nics(self, yard: Base, flown: Sequence[Flown], offset: float) -> Cluster | None:
+        cluster = yard.cluster
         largest = max(flown, key=lambda one: int(one.plan.traffic.rows.sum()) * one.plan.traffic.row_bytes)
         best = best_rates(cluster, _share(yard, table(largest, offset)))
         factors = refined(cluster.rails, best)
@@ -73,6 +104,41 @@ def _share(yard: Base, mine: IntArray) -> list[IntArray]:
     room[: len(mine)] = mine
     heard = yard.control.gather(room.ravel())
     return [heard[r].reshape(room.shape)[: counts[r]] for r in range(len(counts))]
+
+
+def fullest_port(cluster: Cluster, one: Flown) -> int:
+    """Bytes of this exchange, as far as its traffic tells, that cross the fullest wan port in one direction."""
+    place_R = np.arange(cluster.num_ranks) // (cluster.num_ranks // cluster.datacenters)
+    far = one.plan.traffic.rows * (place_R[:, None] != place_R[None, :])
+    by_place = [np.bincount(place_R, weights=far.sum(axis=axis)).max() for axis in (0, 1)]
+    return int(max(by_place)) * one.plan.traffic.row_bytes
+
+
+def wan_rate(cluster: Cluster, tables: Sequence[IntArray]) -> float | None:
+    """Bytes per second that the fullest wan port carried, from when the first message across it could start until the last was there.
+    None: nothing crossed."""
+    assert cluster.wan is not None
+    place_R = np.arange(cluster.num_ranks) // (cluster.num_ranks // cluster.datacenters)
+    posted = {
+        (mark[STAGE], rank, mark[PEER]): mark[POSTED]
+        for rank, marks in enumerate(tables)
+        for mark in marks.tolist()
+        if mark[SENT]
+    }
+    ports: dict[tuple[int, bool], list[int]] = {}  # (datacenter, out) -> bytes, first start, last end
+    for rank, marks in enumerate(tables):
+        for mark in marks.tolist():
+            peer, start = mark[PEER], posted.get((mark[STAGE], mark[PEER], rank))
+            if mark[SENT] or start is None or place_R[peer] == place_R[rank]:
+                continue
+            start = max(start, mark[POSTED])
+            for at in ((int(place_R[peer]), True), (int(place_R[rank]), False)):
+                size, first, last = ports.get(at, (0, start, mark[DONE]))
+                ports[at] = [size + mark[BYTES], min(first, start), max(last, mark[DONE])]
+    if not ports:
+        return None
+    size, first, last = max(ports.values())
+    return float(size / max((last - first) / 1e9 - cluster.wan.latency, 1e-9))
 
 
 def best_rates(cluster: Cluster, tables: Sequence[IntArray]) -> FloatArray:

@@ -1,0 +1,77 @@
+"""HybridEP's tables done again: verdicts follow from their figures, and domains from the sizes."""
+
+import pytest
+
+from moeyard.reproduce import hybridep
+from moeyard.reproduce.hybridep import Cell, Far
+
+
+def test_a_cell_within_a_fifth_of_the_papers_ratio_is_close():
+    assert [Cell("", 2.0, ours).close for ours in (1.61, 2.0, 2.39, 1.59, 2.41)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_what_is_far_off_is_named_with_what_the_papers_own_times_imply():
+    near = Cell("6 MB on 16 GPUs", 1.0, 1.1, 0.4)
+    slow = Cell("12 MB on 16 GPUs", 2.0, 1.2, 0.41)
+    odd = Cell("24 MB on 16 GPUs", 2.0, 3.0, 0.99)
+    assert hybridep.judge_data([near]) == "1 of 1 speedups are within 20% of the paper's."
+    said = hybridep.judge_data([near, slow, odd])
+    assert said.startswith("1 of 3 speedups")
+    assert "12 MB on 16 GPUs (-40%), 24 MB on 16 GPUs (+50%)" in said
+    assert "In 1 of these" in said
+    assert "0.41 to 0.41 of the rate" in said
+    assert "In 24 MB on 16 GPUs it is not the rate" in said
+
+
+def test_the_other_verdicts_follow_from_their_figures():
+    assert "within 20% at 32 MB and 2 MB" in hybridep.judge_experts([1.2], [2.5])
+    below = hybridep.judge_experts([1.0], [1.5])
+    assert "within 20% at 32 MB." in below
+    assert "2 MB -42%" in below
+    assert "at neither end" in hybridep.judge_experts([1.6], [4.0])
+    assert "2 MB +56%" in hybridep.judge_experts([1.6], [4.0])
+    said = hybridep.judge_ablation([Cell("a", 2.0, 2.1), Cell("b", 2.0, 1.2), Cell("c", 2.0, 4.0)])
+    assert said.startswith("1 of 3")
+    assert "less here in b (-40%)" in said
+    assert "more in c (+100%)" in said
+    assert "All shares are the paper's." in hybridep.judge_modelling([], True, 3)
+    assert (
+        "Other shares than the paper's: x. The numbers of transfers are not all"
+        in hybridep.judge_modelling(["x"], False, 3)
+    )
+
+
+def test_skew_is_told_from_the_points():
+    def point(routing, ratio, took=1.0):
+        return Far(1.0, routing, ratio, 1.0, (2, 1, 1), took)
+
+    said = hybridep.judge_far([point("even", 1.1), point("even", 1.4, 7.0), point("Zipf 1", 2.0)])
+    assert (
+        "even: 1.10-1.40 x, inside the claimed range; Zipf 1: 2.00-2.00 x, beyond the claimed range" in said
+    )
+    assert "Skew makes domains pay more" in said
+    assert "slowest point took 7 s" in said
+    assert "does not make" in hybridep.judge_far([point("even", 1.4), point("Zipf 1", 1.1)])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "rows", "experts"), [(8, 2, 24, 8), (16, 4, 48, 48), (32, 32, 0, 992)]
+)
+def test_transfers_are_those_of_the_papers_table(ranks, size, rows, experts):
+    counted, formula = hybridep.transfers(ranks, size)
+    assert counted == formula == (rows, experts)
+
+
+def test_domains_pay_where_rows_are_many_and_the_wan_is_slow():
+    slow, fast = (hybridep.far_point(20, gbit, 0.0, megabytes=192.0) for gbit in (1.0, 100.0))
+    assert slow.sizes == (20, 1, 1)
+    assert slow.plain / slow.domains > fast.plain / fast.domains > 1
+    few = hybridep.far_point(20, 1.0, 0.0, megabytes=0.1, expert=32.0)
+    assert few.sizes == (1, 1, 1)
+    assert few.plain == pytest.approx(few.domains)
