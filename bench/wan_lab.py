@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--case", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--modes", default="wan")
+    parser.add_argument("--suffix", default="", help="of the name that a case is stored under, for other modes")
     parser.add_argument("--save", type=Path, default=RESULTS)
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
@@ -154,8 +155,9 @@ def main() -> None:
     results = json.loads(options.save.read_text()) if options.save.exists() else {}
     for name in options.case.split(",") if options.measure else ():
         case = CASES[name]
-        results[name] = measure(case, modes_of([options.modes]), options.steps or case.steps)
-        print(json.dumps(results[name]) if options.json else table(results[name]), flush=True)
+        key = f"{name}{options.suffix}"
+        results[key] = measure(case, modes_of([options.modes]), options.steps or case.steps)
+        print(json.dumps(results[key]) if options.json else table(results[key]), flush=True)
         options.save.write_text(json.dumps(results, indent=1) + "\n")
     if options.write:
         write_figures("docs/lab.md", "wan", page(results))

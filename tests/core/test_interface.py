@@ -124,7 +124,7 @@ def test_a_cluster_that_is_no_lab_is_refused(call):
         ("lab", "bench", "h200-4x8"),
         ("lab", "calibrate", "h200-4x8"),
     ):
-        refused(call(*command), "not a lab", "lab-2x2 or lab-4x4")
+        refused(call(*command), "not a lab", "lab-2x2 or lab-4dc or lab-4x4")
     refused(call("train", "--lab", "h200-4x8"), "not a lab")
 
 
