@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,23 +10,21 @@ import numpy as np
 
 from moeyard.assign import assign
 from moeyard.cluster import Cluster, Port
-from moeyard.cost import step_cost, stream_share
+from moeyard.cost import stream_share
 from moeyard.demand import Demand
-from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.domains import domain_placement, search_domains
 from moeyard.provenance import CLOSED_FORM, SIMULATED, Provenance
-from moeyard.reproduce.tables import Column, Finding, Paper, either, inside
+from moeyard.reproduce.datacenters import INSIDE, LAYERS, ROW, far_away, model_of
+from moeyard.reproduce.tables import Column, Finding, Paper, either
 from moeyard.sim.step import simulate_step
 
+RATE = 1.25e9  # bytes per second between datacenters: 10 Gbit/s
 PAPER = "arXiv 2510.19470"
 THEIRS = Provenance.published(PAPER)
 CLOSE = 0.20  # of the paper's ratio: a cell further off gets a sentence
 GPUS = 8  # of a datacenter
-RATE, INSIDE = 1.25e9, 16e9  # bytes per second between datacenters (10 Gbit/s) and inside (PCIe 3.0 x16)
 LATENCY, INSIDE_LATENCY = 50e-6, 10e-6
-FLOPS = 60e12  # of a GPU; next to seconds of transfers it hardly matters
-ROW, LAYERS = 4096, 6  # bytes of a row; layers that are simulated: others are proportional
 SMALL = 360_000  # bytes of the expert in the table of data sizes
 COMPRESSION = 50.0  # of the paper's migration
 
@@ -42,7 +39,6 @@ ABLATION = {
     (8, 48, 2): (1.06, 0.74), (16, 48, 2): (6.21, 2.81), (32, 48, 2): (10.89, 3.86),
 }  # fmt: skip
 EXPERT_SPEEDUP = (1.18, 2.57)  # Figure 13: 32 MB and 2 MB experts, 16 MB of rows a GPU, no compression
-FAR_SPEEDUP = (1.05, 1.45)  # 1000 datacenters, by simulation
 # Table IV: case, share sent as data, seconds before the experts, megabytes of data and of an expert; 8 GPUs at 128 Gbit/s.
 STREAM = (
     ("Mix-1", 0.75, 0.049e-3, 8, 4.7),
@@ -59,12 +55,6 @@ def cluster_of(gpus: int) -> Cluster:
     return Cluster(
         places, GPUS, Port(INSIDE, INSIDE_LATENCY), Port(RATE, LATENCY), nics_per_node=1, datacenters=places, wan=wan
     )  # fmt: skip
-
-
-def model_of(expert_bytes: float) -> ModelSpec:
-    """Experts in float32; nothing beside them: that is in the base of an iteration."""
-    size = round(expert_bytes)
-    return ModelSpec(row_bytes=ROW, expert_bytes=size, expert_flops=size / 2, flops=FLOPS, layers=LAYERS)
 
 
 def even(ranks: int, megabytes: float) -> Demand:
@@ -92,24 +82,30 @@ def iteration(gpus: int, data: float, expert: float, compression: float | None) 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the paper does not tell of a cluster: seconds = base + factor x simulated."""
+    """What the paper does not tell of a cluster: seconds = base + a megabyte's x megabytes of rows + factor x simulated."""
 
     factor: float
     base: float
+    megabyte: float
 
-    def seconds(self, simulated: float) -> float:
-        return self.base + self.factor * simulated
+    def rest(self, data: float) -> float:
+        """Of an iteration, beside its exchanges and gathers."""
+        return self.base + self.megabyte * data
+
+    def seconds(self, data: float, simulated: float) -> float:
+        return self.rest(data) + self.factor * simulated
 
 
 @cache
 def scale_of(gpus: int) -> Scale:
-    """From two of the paper's cells: Tutel with the most rows and HybridEP with the fewest."""
-    most, least = (
-        iteration(gpus, DATA[-1], SMALL / 1e6, None),
-        iteration(gpus, DATA[0], SMALL / 1e6, COMPRESSION),
-    )
-    factor = (TUTEL[gpus][-1] - HYBRID[gpus][0]) / (most - least)
-    return Scale(factor, HYBRID[gpus][0] - factor * least)
+    """From three of the paper's cells: HybridEP with the fewest and the most rows, and Tutel with the most."""
+    small, (few, many) = SMALL / 1e6, (DATA[0], DATA[-1])
+    least, most = (iteration(gpus, data, small, COMPRESSION) for data in (few, many))
+    plain = iteration(gpus, many, small, None)
+    factor = (TUTEL[gpus][-1] - HYBRID[gpus][-1]) / (plain - most)
+    rest = [HYBRID[gpus][i] - factor * seconds for i, seconds in ((0, least), (-1, most))]
+    megabyte = (rest[1] - rest[0]) / (many - few)
+    return Scale(factor, rest[0] - megabyte * few, megabyte)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +133,9 @@ def data_sizes() -> Finding:
         scale = scale_of(gpus)
         for i, data in enumerate(DATA):
             plain = iteration(gpus, data, SMALL / 1e6, None)
-            ours = scale.seconds(plain), scale.seconds(iteration(gpus, data, SMALL / 1e6, COMPRESSION))
-            implied = scale.factor * plain / max(TUTEL[gpus][i] - scale.base, 1e-9)
+            far = iteration(gpus, data, SMALL / 1e6, COMPRESSION)
+            ours = scale.seconds(data, plain), scale.seconds(data, far)
+            implied = scale.factor * plain / max(TUTEL[gpus][i] - scale.rest(data), 1e-9)
             cells.append(Cell(f"{data} MB on {gpus} GPUs", SPEEDUP[gpus][i], ours[0] / ours[1], implied))
             rows.append(
                 (f"{data} MB, {gpus} GPUs", f"{TUTEL[gpus][i]:.2f}", f"{HYBRID[gpus][i]:.2f}", f"{SPEEDUP[gpus][i]:.2f} x",
@@ -149,13 +146,14 @@ def data_sizes() -> Finding:
         *(Column(name, SIMULATED) for name in ("plain s", "domains s", "ours", "off", "implied rate")),
     ]  # fmt: skip
     fits = "; ".join(
-        f"{gpus} GPUs: {s.base:.2f} s + {s.factor:.2f} x {LAYERS} layers" for gpus, s in _scales().items()
+        f"{gpus} GPUs: {s.base:.2f} s + {1e3 * s.megabyte:.1f} ms a MB + {s.factor:.2f} x {LAYERS} layers"
+        for gpus, s in _scales().items()
     )
     return Finding(
         "Iteration time by the bytes of rows",
         f"0.36 MB experts, one a GPU, even routing, 8 GPUs a datacenter, 10 Gbit/s between, experts compressed {COMPRESSION:g} x; rows go straight from "
-        f"rank to rank. The paper does not tell layers nor what else an iteration holds: both are fitted on two cells of a cluster ({fits}), Tutel's last and "
-        f"HybridEP's first; the others are ours. Implied rate: bytes of plain's exchanges over what Tutel's time leaves for them, in wan rates.",
+        f"rank to rank. The paper does not tell layers nor what else an iteration holds: both are fitted on three cells of a cluster ({fits}), Tutel's last and "
+        f"HybridEP's first and last; the others are ours. Implied rate: bytes of plain's exchanges over what Tutel's time leaves for them, in wan rates.",
         columns, rows, judge_data(cells),
     )  # fmt: skip
 
@@ -181,7 +179,7 @@ def judge_data(cells: Sequence[Cell]) -> str:
         )
     quick = [one for one in far if one not in slow]
     if quick:
-        told += f" In {', '.join(one.name for one in quick)} it is not the rate of plain's rows."
+        told += f" In {', '.join(one.name for one in quick)} it is not that."
     return told
 
 
@@ -191,7 +189,7 @@ def expert_sizes() -> Finding:
     for expert in (32, 16, 8, 4, 2):
         ratios = []
         for gpus, scale in _scales().items():
-            plain, ours = (scale.seconds(iteration(gpus, 16, expert, how)) for how in (None, 1.0))
+            plain, ours = (scale.seconds(16, iteration(gpus, 16, expert, how)) for how in (None, 1.0))
             ratios.append(plain / ours)
             rows.append((f"{expert} MB, {gpus} GPUs", f"{plain:.2f}", f"{ours:.2f}", f"{plain / ours:.2f} x"))
         found.append(ratios)
@@ -227,7 +225,7 @@ def ablation() -> Finding:
     cells, rows = [], []
     for (gpus, data, expert), (alone, both) in ABLATION.items():
         scale = _ablation_scale(gpus)
-        mine = [scale.seconds(iteration(gpus, data, expert, how)) for how in (1.0, COMPRESSION)]
+        mine = [scale.seconds(data, iteration(gpus, data, expert, how)) for how in (1.0, COMPRESSION)]
         cells.append(Cell(f"{data} & {expert} MB on {gpus} GPUs", alone / both, mine[0] / mine[1]))
         rows.append(
             (cells[-1].name, f"{alone:.2f}", f"{both:.2f}", f"{cells[-1].theirs:.2f} x", f"{mine[0]:.2f}", f"{mine[1]:.2f}",
@@ -247,8 +245,9 @@ def ablation() -> Finding:
 def _ablation_scale(gpus: int) -> Scale:
     if gpus in TUTEL:
         return scale_of(gpus)
-    factor = scale_of(min(TUTEL)).factor
-    return Scale(factor, ABLATION[gpus, 24, 8][1] - factor * iteration(gpus, 24, 8, COMPRESSION))
+    two = scale_of(min(TUTEL))
+    rest = ABLATION[gpus, 24, 8][1] - two.factor * iteration(gpus, 24, 8, COMPRESSION)
+    return Scale(two.factor, rest - two.megabyte * 24, two.megabyte)
 
 
 def judge_ablation(cells: Sequence[Cell]) -> str:
@@ -270,32 +269,46 @@ def judge_ablation(cells: Sequence[Cell]) -> str:
 def modelling() -> Finding:
     """The stream model's shares, and the number of transfers."""
     rows: list[tuple[str | float, ...]] = []
-    wrong = []
+    wrong: dict[str, list[str]] = {"bits": [], "bytes": []}
     for case, share, before, data, expert in STREAM:
-        found = stream_share(
-            data=data * 1e6, expert=expert * 1e6, bandwidth=INSIDE, ranks=8, pre_expert=before
-        )
-        size = min((1, 2, 4, 8), key=lambda s: abs((8 - s) / 7 - found))
-        nearest = {1: 1.0, 2: 0.75, 4: 0.5, 8: 0.0}[size]  # as the paper rounds (G - S) / (G - 1)
-        wrong += [] if nearest == share else [case]
-        rows.append((case, f"{share:g}", f"{found:.2f}", f"{nearest:g}"))
+        shown: list[str | float] = [case, f"{share:g}"]
+        for unit, rate in (("bits", INSIDE), ("bytes", 8 * INSIDE)):
+            found = stream_share(
+                data=data * 1e6, expert=expert * 1e6, bandwidth=rate, ranks=8, pre_expert=before
+            )
+            wrong[unit] += [] if _rounded(found) == share else [case]
+            shown += [f"{found:.2f}", f"{_rounded(found):g}"]
+        rows.append(tuple(shown))
     counts = [
         transfers(ranks, size) for ranks in (8, 16, 32) for size in (1, 2, 4, 8, 16, 32) if size <= ranks
     ]
     exact = all(found == published for found, published in counts)
+    names = ("p*, 128 Gbit/s", "nearest", "p*, 128 GB/s", "nearest then")
     return Finding(
         "The stream model",
-        "8 GPUs at 128 Gbit/s. p*: the share sent as rows that the published formula gives; beside it the nearest domain size's.",
-        [Column("case"), Column("p", THEIRS), Column("p*", CLOSED_FORM), Column("nearest", CLOSED_FORM)],
-        rows, judge_modelling(wrong, exact, len(counts)),
+        "8 GPUs. p*: the share sent as rows that the published formula gives at the rate that the table names, and at eight times that; beside each the "
+        "nearest domain size's, as the paper rounds it.",
+        [Column("case"), Column("p", THEIRS), *(Column(name, CLOSED_FORM) for name in names)],
+        rows, judge_modelling(wrong["bits"], wrong["bytes"], exact, len(counts)),
     )  # fmt: skip
 
 
-def judge_modelling(wrong: Sequence[str], exact: bool, counts: int) -> str:
-    """wrong: cases whose share differs. exact: whether all numbers of transfers are the published formulas'."""
-    shares = either(
-        not wrong, "All shares are the paper's.", f"Other shares than the paper's: {', '.join(wrong)}."
-    )
+def _rounded(share: float) -> float:
+    """The share of the domain size whose (G - S) / (G - 1) is nearest; the paper calls it 1 - S / G, and 1 where S is 1."""
+    size = min((1, 2, 4, 8), key=lambda s: abs((8 - s) / 7 - share))
+    return 1.0 if size == 1 else 1 - size / 8
+
+
+def judge_modelling(bits: Sequence[str], in_bytes: Sequence[str], exact: bool, counts: int) -> str:
+    """bits, in_bytes: cases whose share differs at either rate. exact: whether all numbers of transfers are the published formulas'."""
+    if not bits:
+        shares = "All shares are the paper's."
+    elif not in_bytes:
+        shares = f"{' and '.join(bits)} are the paper's only if its 128 Gbit/s are taken for 128 GB/s."
+    else:
+        shares = (
+            f"Other shares than the paper's: {', '.join(bits)}; with bytes for bits {', '.join(in_bytes)}."
+        )
     table = either(
         exact,
         f"The numbers of transfers of rows and of experts are those of its table in all {counts} cells, counted on our placements.",
@@ -313,75 +326,6 @@ def transfers(ranks: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
     experts = int(placement.hosts_ER.sum()) - ranks
     rows = sum(len(set(domain.tolist()) - {int(domain[rank])}) for rank in range(ranks))
     return (rows, experts), (ranks * (ranks // size - 1), ranks * (size - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Far:
-    """One point with very many datacenters: seconds a layer of plain and of domains, the domain's size, seconds to find it."""
-
-    gbit: float
-    routing: str
-    plain: float
-    domains: float
-    sizes: tuple[int, int, int]
-    took: float
-
-
-def far_point(
-    datacenters: int, gbit: float, skew: float, megabytes: float = 24.0, expert: float = 0.36
-) -> Far:
-    """One GPU a datacenter, an expert each. skew: exponent of a Zipf law over the experts, 0: even."""
-    began = time.perf_counter()
-    port = Port(gbit * 1e9 / 8, 5e-3)
-    cluster = Cluster(datacenters, 1, Port(INSIDE, 1e-5), port, datacenters=datacenters, wan=port)
-    model = model_of(expert * 1e6).but(non_moe_forward=0.05, non_moe_backward=0.1)
-    share = (1.0 + np.arange(datacenters)) ** -skew
-    rows_E = np.maximum(1, np.round(megabytes * 1e6 / ROW * share / share.sum())).astype(np.int64)
-    demand = Demand(np.broadcast_to(np.random.default_rng(0).permutation(rows_E), (datacenters, datacenters)))
-    homes = np.arange(datacenters)
-    found = search_domains(cluster, demand, model=model, home_E=homes)
-    plain = Placement.of_homes(homes, datacenters)
-    served = assign(cluster, demand, plain, "home")
-    seconds = step_cost(cluster, model, plain, served).steady
-    routing = "even" if skew == 0 else f"Zipf {skew:g}"
-    return Far(gbit, routing, seconds, found.cost.steady, found.sizes, time.perf_counter() - began)
-
-
-def far_away() -> Finding:
-    """A thousand datacenters."""
-    points = [far_point(1000, gbit, skew) for skew in (0.0, 0.5, 1.0) for gbit in (1.0, 5.0, 10.0, 40.0)]
-    rows = [
-        (f"{p.gbit:g} Gbit/s, {p.routing}", f"{p.plain:.2f} s", f"{p.domains:.2f} s", f"{p.plain / p.domains:.2f} x", f"{p.sizes[0]}", f"{p.took:.1f} s")
-        for p in points
-    ]  # fmt: skip
-    names = ("plain, a layer", "domains, a layer", "ours", "datacenters a domain", "found in")
-    return Finding(
-        "A thousand datacenters",
-        "One GPU and one expert of 0.36 MB each, 24 MB of rows a GPU, 5 ms, 0.15 s a layer for what lies between; uncompressed, closed form (`step_cost`), exact over all "
-        "divisors. The last column is this machine's time for the point.",
-        [Column("wan"), *(Column(name, CLOSED_FORM) for name in names[:-1]), Column(names[-1], Provenance.measured())], rows, judge_far(points),
-    )  # fmt: skip
-
-
-def judge_far(points: Sequence[Far]) -> str:
-    """How the speedups lie to the claim, with even routing and with skew."""
-    by_routing: dict[str, list[float]] = {}
-    for point in points:
-        by_routing.setdefault(point.routing, []).append(point.plain / point.domains)
-    parts = [
-        f"{name}: {min(r):.2f}-{max(r):.2f} x, {inside(r, *FAR_SPEEDUP)}" for name, r in by_routing.items()
-    ]
-    means = [float(np.mean(ratios)) for ratios in by_routing.values()]
-    skewed = either(
-        means[-1] > means[0],
-        "Skew makes domains pay more: hot experts' home ports are what plain waits for.",
-        "Skew does not make domains pay more.",
-    )
-    slowest = max(point.took for point in points)
-    return (
-        f"The paper has {FAR_SPEEDUP[0]}-{FAR_SPEEDUP[1]} x with domains of a fixed size; its rows, experts and bandwidths are not published, so ranges are compared. Ours, size "
-        f"chosen: {'; '.join(parts)}. {skewed} The slowest point took {slowest:.0f} s."
-    )
 
 
 HYBRIDEP = Paper(
