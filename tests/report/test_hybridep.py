@@ -52,15 +52,16 @@ def test_the_other_verdicts_follow_from_their_figures():
 
 def test_skew_is_told_from_the_points():
     def point(routing, ratio, took=1.0, gbit=1.0):
-        return Far(1.0, routing, ratio, 1.0, (2, 1, 1), took)
+        return Far(24.0, gbit, routing, ratio, 1.0, (2, 1, 1), took)
 
-    said = datacenters.judge_far([point("even", 1.1), point("even", 1.4, 7.0), point("Zipf 1", 2.0)])
-    assert (
-        "even: 1.10-1.40 x, inside the claimed range; Zipf 1: 2.00-2.00 x, beyond the claimed range" in said
-    )
+    said = datacenters.judge_far([point("even", 1.1), point("even", 1.4, 7.0, 10.0), point("Zipf 1", 2.0)])
+    assert "24 MB, even: 1.10-1.40 x, inside the claimed range; 24 MB, Zipf 1: 2.00-2.00 x, beyond" in said
     assert "Skew makes domains pay more" in said
+    assert "Unlike in the paper, domains pay more the faster" in said
     assert "slowest point took 7 s" in said
-    assert "does not make" in datacenters.judge_far([point("even", 1.4), point("Zipf 1", 1.1)])
+    other = datacenters.judge_far([point("even", 1.4), point("even", 1.3, 1.0, 10.0), point("Zipf 1", 1.1)])
+    assert "does not make" in other
+    assert "As in the paper, domains pay more the slower" in other
 
 
 @pytest.mark.parametrize(
