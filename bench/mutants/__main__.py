@@ -2,7 +2,8 @@
 test caught it.
 
 Each named test first runs on the tree as it is, and must pass: a test that fails anyway catches nothing. Then with the defect. Caught
-means that the test itself failed; one that could not begin, or was skipped, has not. Kernels run as plain Python. `--json` appends
+means that the test itself failed; one that could not begin, or was skipped, has not. Defects outside the kernels are tried with the
+kernels compiled, then those inside with kernels as plain Python, so that none is compiled anew. `--json` appends
 a line for each defect, `--resume` leaves out those that it has as caught; `--seconds` starts none later.
 `python -m bench.stored_figures` writes what docs/faults.md says of those in bench/results/mutants.jsonl.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from bench.mutants import table
@@ -39,13 +42,36 @@ def main() -> int:
         return 0 if chosen else 2
     before = table.caught(asked.json) if asked.resume and asked.json else set()
     todo = [one for one in chosen if one.name not in before]
-    import_ahead()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        rows = _try_all(todo, copy_tree(Path(folder).resolve()), asked.json, time.monotonic() + asked.seconds)
+    end, rows = time.monotonic() + asked.seconds, list[dict[str, object]]()
+    for compiled in (True, False):
+        some = [one for one in todo if one.file.startswith("kernels/") != compiled]
+        if some:
+            rows += _in_a_fork(some, asked.json, end, compiled)
     caught = sum(bool(row["caught"]) for row in rows)
     left = len(todo) - len(rows)
     print(f"{caught} of {len(rows)} defects caught" + (f"; {left} left, --resume goes on" if left else ""))
     return 0 if caught == len(rows) else 1
+
+
+def _in_a_fork(todo: list[Mutant], into: Path | None, end: float, compiled: bool) -> list[dict[str, object]]:
+    """The JIT is on or off from numba's import on, so a process each."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        answer = Path(folder).resolve() / "rows"
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                import_ahead(compiled)
+                tree = copy_tree(Path(folder).resolve() / "tree", compiled)
+                answer.write_text(json.dumps(_try_all(todo, tree, into, end)), encoding="utf-8")
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        os.waitpid(child, 0)
+        return json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
 
 
 def _try_all(todo: list[Mutant], tree: Path, into: Path | None, end: float) -> list[dict[str, object]]:

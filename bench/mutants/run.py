@@ -18,15 +18,19 @@ from bench.ending import end_with
 from bench.mutants.mutant import ROOT, Mutant
 
 COPIED = ("src", "tests", "bench", "docs", "examples", "pyproject.toml", "README.md", "ARCHITECTURE.md")
+OBJECTS = "src/moeyard/kernels/__pycache__/objects"
 PATIENCE = 240  # seconds a test may take before it counts as failed: a defect may be a hang
 
 
-def copy_tree(into: Path) -> Path:
-    """What tests need, without compiled kernels: here they run as plain Python, so that an edited kernel compiles nothing."""
+def copy_tree(into: Path, compiled: bool) -> Path:
+    """What tests need, with or without compiled kernels."""
+    into.mkdir(exist_ok=True)
+    if compiled:
+        shutil.copytree(ROOT / OBJECTS, into / OBJECTS, dirs_exist_ok=True)
     for name in COPIED:
         if (ROOT / name).is_dir():
             leave = shutil.ignore_patterns("__pycache__", "out")
-            shutil.copytree(ROOT / name, into / name, ignore=leave)
+            shutil.copytree(ROOT / name, into / name, ignore=leave, dirs_exist_ok=True)
         else:
             shutil.copy2(ROOT / name, into / name)
     return into
@@ -50,9 +54,10 @@ def _rewrite(path: Path, text: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def import_ahead() -> None:
+def import_ahead(compiled: bool) -> None:
     """What costs seconds and is none of ours, once for all forks. Not what pytest rewrites: it would complain."""
-    os.environ["NUMBA_DISABLE_JIT"] = "1"
+    os.environ["NUMBA_DISABLE_JIT"] = "0" if compiled else "1"
+    os.environ["MOEYARD_STEPS"] = "12"  # of the longest oracle
     for name in ("numba", "scipy.sparse", "pytest", "pydantic", "typer.testing", "torch.distributed"):
         try:
             importlib.import_module(name)
