@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--case", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--modes", default="wan")
-    parser.add_argument("--suffix", default="", help="of the name that a case is stored under, for other modes")
+    parser.add_argument(
+        "--suffix", default="", help="of the name that a case is stored under, for other modes"
+    )
     parser.add_argument("--save", type=Path, default=RESULTS)
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")

@@ -167,6 +167,12 @@ if __name__ == "__main__":
             warnings.simplefilter("ignore")  # uint64 wraps around in a hash
             run(sys.argv[2])
         print(json.dumps({name: sorted(several) for name, several in seen.items()}))
+    elif sys.argv[1:2] == ["--below"]:
+        from moeyard.kernels.signatures import table
+
+        known = table()
+        found, leaks = types_below({name: [known.kernels[name]] for name in known.entries})
+        print(json.dumps([{name: sorted(several) for name, several in found.items()}, leaks]))
     elif sys.argv[1:2] == ["--show"]:
         print(json.dumps(record(list(COMMANDS))))
     else:

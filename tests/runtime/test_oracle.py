@@ -17,4 +17,4 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 )
 def test_the_ranks_together_are_one_process(world, expert_parallel, nodes):
     found = launch("oracle_cases:steps", world, 120, expert_parallel=expert_parallel, nodes=nodes)
-    assert len(found[0]) > 40
+    assert len(found[0]) > (40 if expert_parallel == world else 25)
