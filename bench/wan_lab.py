@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,9 +135,15 @@ def table(found: dict[str, Any]) -> str:
 
 def page(results: dict[str, Any]) -> str:
     parts = [table(one) for one in results.values()]
+    parts.append(prediction(results))
     last = list(results.values())[-1]["conditions"]
     parts.append(f"{last['machine']}; {last['network']}; links {last['links']}; {last['accelerator']}.")
     return "\n\n".join(parts)
+
+
+def prediction(results: dict[str, Any]) -> str:
+    off = [abs(x) for found in results.values() for x in found["prediction_error"].values() if x is not None]
+    return f"Simulated against measured: median error {statistics.median(off):.0%} over {len(off)} modes, the worst {max(off):.0%}."
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from moeyard.reproduce import datacenters, hybridep
-from moeyard.reproduce.datacenters import Far
+from moeyard.reproduce.datacenters import Far, Winner
 from moeyard.reproduce.hybridep import Cell
 
 
@@ -83,3 +83,19 @@ def test_domains_pay_where_rows_are_many_and_the_wan_is_slow():
     few = datacenters.far_point(20, 1.0, 0.0, megabytes=0.1, expert=32.0)
     assert few.sizes == (1, 1, 1)
     assert few.plain == pytest.approx(few.domains)
+
+
+def test_the_map_is_told_from_its_places():
+    plain = Winner(1.0, 8.0, 6.0, (1, 1, 1), 1.0)
+    won = [Winner(1.0, 2.0, 24.0, (4, 1, 8), 3.0), Winner(10.0, 2.0, 24.0, (2, 1, 4), 2.0)]
+    assert [str(one) for one in (plain, *won)] == ["plain, 1.00 x", "all, 3.00 x", "2x1x4, 2.00 x"]
+    assert datacenters.judge_winners([plain]) == "Plain wins in all 1 places."
+    said = datacenters.judge_winners([plain, *won])
+    assert (
+        "Domains win in 2 of 3 places, most with 2 MB experts, 24 MB of rows and 1 Gbit/s (3.00 x)." in said
+    )
+    assert "more than 0.75 of its expert's bytes" in said
+    many, few = datacenters.winner(10, 0.36, 192, gpus=16), datacenters.winner(10, 32, 6, gpus=16)
+    assert many.ratio > 5
+    assert few.sizes == (1, 1, 1)
+    assert few.ratio == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""HybridEP's thousand datacenters, and the layer that its tables are of."""
+"""The layer and the clusters of HybridEP's tables, which strategy wins where on them, and a thousand datacenters."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from moeyard.planners.domains import search_domains
 from moeyard.provenance import CLOSED_FORM, Provenance
 from moeyard.reproduce.tables import Column, Finding, either, inside
 
+RATE = 1.25e9  # bytes per second between datacenters: 10 Gbit/s
+GPUS = 8  # of a datacenter
+LATENCY, INSIDE_LATENCY = 50e-6, 10e-6
 INSIDE = 16e9  # bytes per second inside a datacenter: PCIe 3.0 x16
 FLOPS = 60e12  # of a GPU; next to seconds of transfers it hardly matters
 ROW, LAYERS = 4096, 6  # bytes of a row; layers that are simulated: others are proportional
@@ -28,6 +31,85 @@ def model_of(expert_bytes: float) -> ModelSpec:
     """Experts in float32; nothing beside them: that is in the base of an iteration."""
     size = round(expert_bytes)
     return ModelSpec(row_bytes=ROW, expert_bytes=size, expert_flops=size / 2, flops=FLOPS, layers=LAYERS)
+
+
+def cluster_of(gpus: int) -> Cluster:
+    """The paper's: nodes of eight that stand for datacenters, one Ethernet port each."""
+    places = gpus // GPUS
+    wan = Port(RATE, LATENCY) if places > 1 else None
+    return Cluster(
+        places, GPUS, Port(INSIDE, INSIDE_LATENCY), Port(RATE, LATENCY), nics_per_node=1, datacenters=places, wan=wan
+    )  # fmt: skip
+
+
+def even(ranks: int, megabytes: float) -> Demand:
+    """An expert a GPU, each row equally likely for each: the paper's assumption."""
+    rows = round(megabytes * 1e6 / ROW)
+    return Demand(np.full((ranks, ranks), max(1, rows // ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """Of one place on the map: the cheapest partition, and how many times longer plain takes."""
+
+    gbit: float
+    expert: float
+    data: float
+    sizes: tuple[int, int, int]
+    ratio: float
+
+    def __str__(self) -> str:
+        whole = {(1, 1, 1): "plain", (4, 1, 8): "all", (4, 1, 1): "over the wan", (1, 1, 8): "inside"}
+        return f"{whole.get(self.sizes, 'x'.join(map(str, self.sizes)))}, {self.ratio:.2f} x"
+
+
+def winner(gbit: float, expert: float, data: float, gpus: int = 32) -> Winner:
+    port = Port(gbit * 1e9 / 8, LATENCY)
+    cluster, model, demand = (
+        cluster_of(gpus).but(scale_out=port, wan=port),
+        model_of(expert * 1e6),
+        even(gpus, data),
+    )
+    homes = np.arange(gpus)
+    found = search_domains(cluster, demand, model=model, home_E=homes)
+    plain = Placement.of_homes(homes, gpus)
+    seconds = step_cost(cluster, model, plain, assign(cluster, demand, plain, "home")).total
+    return Winner(gbit, expert, data, found.sizes, seconds / found.cost.total)
+
+
+def winners() -> Finding:
+    """Which strategy wins where."""
+    sizes = (6, 24, 96, 192)
+    places = [
+        [winner(gbit, expert, data) for data in sizes] for gbit in (1, 10, 100) for expert in (0.36, 2, 8, 32)
+    ]
+    rows = [(f"{line[0].gbit:g} Gbit/s, {line[0].expert:g} MB", *map(str, line)) for line in places]
+    return Finding(
+        "Which strategy wins where",
+        "4 datacenters of 8 GPUs, an expert each, even routing, nothing compressed, nothing but the layer to hide behind; columns are rows a GPU. all: every GPU gathers "
+        "every expert; over the wan: those of its equals elsewhere; inside: those of its own datacenter; else datacenters x nodes x GPUs of a domain. Beside it how "
+        "many times longer plain takes.",
+        [Column("wan, expert"), *(Column(f"{data} MB", CLOSED_FORM) for data in sizes)], rows,
+        judge_winners([one for line in places for one in line]),
+    )  # fmt: skip
+
+
+def judge_winners(places: Sequence[Winner]) -> str:
+    """How often domains win, where most, and from which ratio of rows to expert on they always do."""
+    won = [one for one in places if one.sizes != (1, 1, 1)]
+    if not won:
+        return f"Plain wins in all {len(places)} places."
+    best = max(won, key=lambda one: one.ratio)
+    lost = [one.data / one.expert for one in places if one.sizes == (1, 1, 1)]
+    always = (
+        ""
+        if not lost
+        else f" Plain wins in none where a GPU's rows are more than {max(lost):.2g} of its expert's bytes."
+    )
+    return (
+        f"Domains win in {len(won)} of {len(places)} places, most with {best.expert:g} MB experts, {best.data:g} MB of rows and {best.gbit:g} Gbit/s "
+        f"({best.ratio:.2f} x).{always}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,16 @@ import numpy as np
 from moeyard.assign import assign
 from moeyard.cluster import Cluster, Port
 from moeyard.cost import stream_share
-from moeyard.demand import Demand
 from moeyard.placement import Placement
 from moeyard.planners.domains import domain_placement, search_domains
 from moeyard.provenance import CLOSED_FORM, SIMULATED, Provenance
-from moeyard.reproduce.datacenters import INSIDE, LAYERS, ROW, far_away, model_of
+from moeyard.reproduce.datacenters import INSIDE, LAYERS, cluster_of, even, far_away, model_of, winners
 from moeyard.reproduce.tables import Column, Finding, Paper, either
 from moeyard.sim.step import simulate_step
 
-RATE = 1.25e9  # bytes per second between datacenters: 10 Gbit/s
 PAPER = "arXiv 2510.19470"
 THEIRS = Provenance.published(PAPER)
 CLOSE = 0.20  # of the paper's ratio: a cell further off gets a sentence
-GPUS = 8  # of a datacenter
-LATENCY, INSIDE_LATENCY = 50e-6, 10e-6
 SMALL = 360_000  # bytes of the expert in the table of data sizes
 COMPRESSION = 50.0  # of the paper's migration
 
@@ -46,21 +42,6 @@ STREAM = (
     ("AG-only-1", 0.0, 0.099e-3, 3, 0.094),
     ("AG-only-2", 0.0, 0.099e-3, 3, 0.047),
 )
-
-
-def cluster_of(gpus: int) -> Cluster:
-    """The paper's: nodes of eight that stand for datacenters, one Ethernet port each."""
-    places = gpus // GPUS
-    wan = Port(RATE, LATENCY) if places > 1 else None
-    return Cluster(
-        places, GPUS, Port(INSIDE, INSIDE_LATENCY), Port(RATE, LATENCY), nics_per_node=1, datacenters=places, wan=wan
-    )  # fmt: skip
-
-
-def even(ranks: int, megabytes: float) -> Demand:
-    """An expert a GPU, each row equally likely for each: the paper's assumption."""
-    rows = round(megabytes * 1e6 / ROW)
-    return Demand(np.full((ranks, ranks), max(1, rows // ranks)))
 
 
 @cache
@@ -340,5 +321,5 @@ def transfers(ranks: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 HYBRIDEP = Paper(
     "hybridep", "HybridEP: experts move instead of rows", PAPER,
-    {"model": modelling, "data": data_sizes, "experts": expert_sizes, "ablation": ablation, "far": far_away},
+    {"model": modelling, "data": data_sizes, "experts": expert_sizes, "ablation": ablation, "map": winners, "far": far_away},
 )  # fmt: skip

@@ -258,7 +258,5 @@ def choose_placement(
     if options.planner == "static":
         return Placement.of_homes(home_E, ranks, "static")
     if options.planner == "domains" and isinstance(demand, Demand):
-        demand = [
-            demand
-        ]  # a rehearsal, which one demand asks for, takes longer than the step that waits for it
+        demand = [demand]  # one asks for a rehearsal, which takes longer than the step that waits for it
     return place(cluster, demand, options.planner, options.slots, options.model, home_E=home_E)
