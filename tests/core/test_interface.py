@@ -128,6 +128,18 @@ def test_a_cluster_that_is_no_lab_is_refused(call):
     refused(call("train", "--lab", "h200-4x8"), "not a lab")
 
 
+def test_a_rail_or_a_wan_port_is_named_in_full(call):
+    for given, says in (
+        (("break", "1"), "NODE RAIL wanted, got 1;"),
+        (("break", "--wan", "0", "3"), "--wan 0 wanted, got 3;"),
+        (("slow", "--wan", "1"), "--wan 1 FACTOR wanted, got nothing;"),
+        (("slow", "1", "0.5", "0.5"), "two whole numbers, got 1 0.5"),
+        (("mend", "0", "1", "2"), "NODE RAIL wanted, got 0 1 2;"),
+        (("slow", "--wan", "1", "0.1", "--lab", "nobody"), "lab nobody: "),
+    ):
+        refused(call("lab", *given), says)
+
+
 def test_no_lab_is_said_to_be_none(call, monkeypatch):
     pytest.importorskip("pyroute2")
     monkeypatch.setattr("moeyard.lab.labs", list)

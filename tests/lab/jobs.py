@@ -174,7 +174,7 @@ def delay(repeat):
         lab.slow_wan(1, 0.2)
         found["slow"] = _there_and_back(peer, mega)
         lab.mend_wan(1)
-        lab.break_wan(0, 2.0)
+        lab.break_wan(0, 2.0, after=0.2)
         found["cut"] = _there_and_back(peer, mega)
         found["moved"] = [b - a for a, b in zip(before, lab.ask("sent-wan"), strict=True)]
     try:

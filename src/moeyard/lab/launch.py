@@ -216,9 +216,11 @@ def mend_rail(node: int, rail: int, *, lab: str | None = None) -> None:
     ask("mend", lab=lab, node=node, rail=rail)
 
 
-def break_wan(datacenter: int, seconds: float | None = None, *, lab: str | None = None) -> None:
-    """Cut a datacenter off while a job runs, rows and control; mended after so many seconds, if any are given."""
-    ask("break", lab=lab, wan=datacenter, seconds=seconds)
+def break_wan(
+    datacenter: int, seconds: float | None = None, *, after: float = 0.0, lab: str | None = None
+) -> None:
+    """Cut a datacenter off while a job runs, rows and control; mended after so many seconds, if any are given. after: seconds from now."""
+    ask("break", lab=lab, wan=datacenter, seconds=seconds, after=after)
 
 
 def slow_wan(datacenter: int, factor: float, seconds: float | None = None, *, lab: str | None = None) -> None:

@@ -262,12 +262,17 @@ class Watch:
             ways = {"break": network.cut, "slow": network.slow, "mend": network.mend}
         if order not in ways:
             raise MoeyardError(f"unknown order {order!r}")
-        seconds = request.get("seconds")
+        seconds, after = request.get("seconds"), float(request.get("after") or 0.0)
         if seconds is not None and not 0 < float(seconds) < 1e6:
             raise MoeyardError(f"seconds must be positive, got {seconds!r}; leave them out to break for good")
-        ways[order](*where, *([float(request["factor"])] if order == "slow" else []))
+        act = partial(ways[order], *where, *([float(request["factor"])] if order == "slow" else []))
+        now = time.monotonic()
+        if after > 0:
+            self.later.append((now + after, act))
+        else:
+            act()
         if seconds is not None and order != "mend":
-            self.later.append((time.monotonic() + float(seconds), partial(ways["mend"], *where)))
+            self.later.append((now + after + float(seconds), partial(ways["mend"], *where)))
 
     # ending
 

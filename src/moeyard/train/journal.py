@@ -16,6 +16,7 @@ from moeyard.provenance import Provenance
 from moeyard.train.modes import MODES
 from moeyard.train.options import Options
 
+MIDST = 0.5  # seconds after a step's begin that a datacenter is cut off: while it exchanges, not at the meeting before it
 WAN = ("wan_bytes", "wan_copies")  # of a step where there are several datacenters
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
 
@@ -116,7 +117,7 @@ def _cause(what: str, place: int, rail: int, value: float) -> tuple[str, str]:
         lab.slow_wan(place, value) if far else lab.slow_rail(place, rail, value)
         detail += f" at {value:g} of its rate"
     elif order == "break" and far:
-        lab.break_wan(place, value)
+        lab.break_wan(place, value, after=MIDST)
         detail += f" for {value:g} s"
     elif far:
         lab.mend_wan(place)
