@@ -195,13 +195,6 @@ AHEAD = [  # what runs a layer ahead, behind the rest, or in chunks
         f"{_AHEAD}::test_training_is_that_of_one_process",
     ),
     Mutant(
-        "experts read where a gather was begun, not where it ended",
-        "runtime/layers/replicas.py",
-        "gathered again.\n        return tuple(map(_same_memory, hosted.weights))",
-        "gathered again.\n        return tuple(map(_same_memory, weights))",
-        f"{_AHEAD}::test_training_is_that_of_one_process",
-    ),
-    Mutant(
         "a sum of gradients stays where ways meet",
         "runtime/layers/replicas.py",
         "columns[more] = total.index_select(0, place).flatten(1).to(dtype)",

@@ -107,6 +107,7 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.5) for m in (plain, ours)]
     yard.workspace.ahead = yard.workspace.spot = 0
     worst, placements, moved = 0.0, set(), 0
+    filled = yard.workspace.turn
     for step in range(steps):
         for model in (plain, ours):
             for layer in model.layers:
@@ -121,7 +122,7 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
             homes = np.roll(ours.layers[0].home_E, 1)
             moved = yr.move_experts(ours, yard, homes, optimizers[1])
     return {
-        "worst": worst, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
+        "worst": worst, "filled": yard.workspace.turn - filled, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
     }  # fmt: skip
 
 
