@@ -25,6 +25,7 @@ import moeyard as my
 from moeyard.model import STAND_IN
 from moeyard.runtime.agree.digests import plan_digest, small_digest
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.layers.counted import Counted
 from moeyard.runtime.layers.dispatch import _route
 
 TARGETS = {4: 1.0e-3, 16: 3.5e-3}
@@ -77,7 +78,8 @@ def plan_layer(cluster, values, placement, how, rank, watch):
     plan.forward, plan.backward  # noqa: B018
     watch.lap("programs")
     watch.stop()
-    _route(SimpleNamespace(rank=rank), placement, served, demand, plan, ROWS, (2048, 8), torch.device("cpu"))
+    part = Counted(demand.rows[rank], None, ROWS, np.empty((0, 0), np.int64))
+    _route(SimpleNamespace(rank=rank), placement, served, demand, plan, part, ROWS.view(2048, 8), None)
     watch.lap("order of rows")
     return also
 

@@ -6,7 +6,7 @@ python -m tests.warm
 from __future__ import annotations
 
 import moeyard as my
-from moeyard.warm import warm_placements, warm_schedules
+from moeyard.warm import warm_crossing, warm_placements, warm_schedules
 from moeyard.workloads import workload
 
 
@@ -29,6 +29,7 @@ def placements() -> None:
     traffic = warm_placements(cluster, [{"planner": name, "slots": 1} for name in my.PLANNERS])
     my.place(cluster, [my.Demand([[4, 2, 1, 1]] * 4)], "quota", 2)
     my.bound(cluster, traffic)
+    warm_crossing(cluster)
     my.simulate(cluster, my.schedule(cluster, traffic, "direct"))
 
 

@@ -234,4 +234,25 @@ PLANNING = [
         "if dtype.hasobject and size < 0:",
         "tests/core/test_formats.py::test_an_npz_must_say_which_array_and_which_row_bytes",
     ),
+    Mutant(
+        "copies wait for nothing",
+        "forms/fanned.py",
+        "np.concatenate((before.after, np.arange(count))),",
+        "np.concatenate((before.after, np.zeros(count, np.int64))),",
+        "tests/core/test_once.py::test_it_is_legal_both_ways_and_no_estimate_beats_the_bound",
+    ),
+    Mutant(
+        "the order of copies is not looked at",
+        "verify.py",
+        "if missed := must & ~before[s]:",
+        "if missed := must & ~before[s] & 1 << 60:",
+        "tests/core/test_once.py::test_a_copy_waits_for_what_it_is_a_copy_of",
+    ),
+    Mutant(
+        "a token crosses to a node twice",
+        "kernels/place/distinct.py",
+        "if _seen_on(host_TK, t, k, node, per):",
+        "if _seen(host_TK, t, 0, k, h):",
+        "tests/core/test_once.py::test_distinct_rows_are_counted",
+    ),
 ]

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from moeyard.placement import Placement
     from moeyard.planners import PLANNERS, place
     from moeyard.program import Program
+    from moeyard.routing import Routing
     from moeyard.schedule import Schedule
     from moeyard.schedulers import SCHEDULERS, schedule
     from moeyard.sim import simulate
@@ -85,6 +86,7 @@ __all__ = [
     "Placement",
     "Port",
     "Program",
+    "Routing",
     "SCHEDULERS",
     "Schedule",
     "StepCost",
@@ -153,6 +155,7 @@ _NAMES = {
     "placement": ("Placement",),
     "planners": ("PLANNERS", "place"),
     "program": ("Program",),
+    "routing": ("Routing",),
     "schedule": ("Schedule",),
     "schedulers": ("SCHEDULERS", "schedule"),
     "sim": ("simulate",),

@@ -18,6 +18,7 @@ from moeyard.kernels.place.quota import quota_shares
 from moeyard.kernels.step import search
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
+from moeyard.routing import Routing
 
 Policy = Callable[[Cluster, Demand, Placement], IntArray]  # -> runs [(src, expert, host, rows), run]
 
@@ -87,17 +88,20 @@ WAYS = search.Ways(
 
 def assign(
     cluster: Cluster,
-    demand: Demand,
+    demand: Demand | Routing,
     placement: Placement,
     policy: str = "auto",
     *,
     model: ModelSpec | None = None,
 ) -> Assignment:
-    """Every row exactly once to a host of its expert, by one of ASSIGNERS, in whole rows, deterministically.
+    """Every row exactly once to a host of its expert, by one of ASSIGNERS, in whole rows, deterministically. Of a Routing, the
+    assignment knows which rows are of one token (`traffic(row_bytes, dedup=True)`).
 
     `auto`: the policy, or the quota split with slack, of the lowest predicted step time for `model`. Without a model it takes
     the stand-in (50 MB experts), and the assignment says so: `model_assumed`.
     """
+    routing = demand if isinstance(demand, Routing) else None
+    demand = demand.demand if isinstance(demand, Routing) else demand
     if not (demand.num_ranks == cluster.num_ranks == placement.num_ranks):
         raise InvalidDemand(
             f"the demand has {demand.num_ranks} ranks, the placement {placement.num_ranks}, "
@@ -116,7 +120,7 @@ def assign(
         raise UnknownName.of("assignment policy", policy, POLICIES)
     src, expert, host, rows = (frozen(np.ascontiguousarray(column)) for column in runs)
     assumed = model is None and policy == "auto" and placement.copies > 0
-    return Assignment(cluster.num_ranks, src, expert, host, rows, model_assumed=assumed)
+    return Assignment(cluster.num_ranks, src, expert, host, rows, assumed, cluster.ranks_per_node, routing)
 
 
 def _auto(cluster: Cluster, demand: Demand, placement: Placement, model: ModelSpec) -> IntArray:

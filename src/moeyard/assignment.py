@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.crossing import Crossing, crossing_of, served_from
+from moeyard.errors import InvalidDemand
 from moeyard.kernels.place.assign import run_sums
+from moeyard.routing import Routing
 from moeyard.traffic import Traffic
 
 
@@ -25,6 +29,8 @@ class Assignment:
     host: IntArray
     rows: IntArray
     model_assumed: bool = False  # chosen by predicted time for the stand-in model, because none was given
+    ranks_per_node: int = 1
+    routing: Routing | None = None  # which rows are of one token, where that was given
 
     @cached_property
     def rows_RR(self) -> IntArray:
@@ -43,5 +49,36 @@ class Assignment:
         slowest = float((self.rows_R / speed).max())
         return float(self.rows_R.sum() / speed.sum()) / slowest if slowest > 0 else 1.0
 
-    def traffic(self, row_bytes: int) -> Traffic:
-        return Traffic(self.rows_RR, row_bytes)
+    def crossing(self, rank: int) -> Crossing:
+        """How this rank's tokens go to their hosts when each crosses to a node once."""
+        if self.routing is None:
+            raise InvalidDemand(
+                "an assignment of a Demand does not know which rows are of one token; assign a Routing instead"
+            )
+        runs = self.src, self.expert, self.host, self.rows
+        served = served_from(rank, runs, self.routing.num_experts)
+        return crossing_of(self.routing.experts[rank], served, rank, self.ranks_per_node, self.num_ranks)
+
+    def traffic(self, row_bytes: int, *, dedup: bool = False) -> Traffic:
+        """Rows of so many bytes between ranks. dedup: a token crosses to a node once, and is handed round there; the assignment must be
+        of a Routing. What a row then carries besides, to say whom it is for, is part of row_bytes."""
+        if not dedup:
+            return Traffic(self.rows_RR, row_bytes)
+        return crossing_traffic([self.crossing(rank) for rank in range(self.num_ranks)], row_bytes)
+
+
+def crossing_traffic(found: Sequence[Crossing], row_bytes: int) -> Traffic:
+    """The traffic of all ranks' rows, and of the copies that are made of them."""
+    once_RR = np.stack([one.rows_R for one in found])
+    return fanned_traffic(
+        once_RR, sum((one.fan_RG for one in found), np.zeros_like(found[0].fan_RG)), row_bytes
+    )
+
+
+def fanned_traffic(once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:
+    """once_RR: rows that are sent; fan_RG: how many copies each rank hands on to each rank of its node."""
+    ranks, per = fan_RG.shape
+    fan_RR = np.zeros((ranks, ranks), np.int64)
+    first_R = np.arange(ranks) // per * per
+    np.put_along_axis(fan_RR, first_R[:, None] + np.arange(per), fan_RG, axis=1)
+    return Traffic(once_RR + fan_RR, row_bytes, fan_RR)

@@ -17,6 +17,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
+from moeyard.forms.fanned import Fanned
 from moeyard.forms.lanes import Lanes
 from moeyard.forms.relays import Relays
 from moeyard.kernels.cost.blocks import Straight, direct_seconds
@@ -28,6 +29,7 @@ from moeyard.kernels.cost.wire import Wire
 from moeyard.kernels.lanes.types import Prices
 from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Schedule, Stages
+from moeyard.traffic import Traffic
 
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
@@ -47,6 +49,9 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             f"the cluster has {cluster.nodes} x {cluster.ranks_per_node}; schedule the traffic for this cluster"
         )
     form = schedule.form
+    if isinstance(form, Fanned):
+        first = Schedule(planned, form.traffic.once, form.first)
+        return estimate(cluster, first) + fan_seconds(cluster, form.traffic)
     if cluster is planned or _same_nics(cluster, planned):
         if isinstance(form, Lanes):
             return estimate_lanes(form, cluster)
@@ -55,6 +60,14 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
         if isinstance(form, Beside):
             return estimate_beside(form, cluster)
     return estimate_listed(cluster, schedule)
+
+
+def fan_seconds(cluster: Cluster, traffic: Traffic) -> float:
+    """Of the copies that are handed on inside nodes when the rest is done: the busiest scale-up port."""
+    if traffic.fan is None:
+        return 0.0
+    busiest = max(int(traffic.fan.sum(axis=axis).max()) for axis in (0, 1))
+    return busiest * traffic.row_bytes / cluster.scale_up.bandwidth + cluster.scale_up.latency
 
 
 def _same_nics(one: Cluster, other: Cluster) -> bool:

@@ -13,18 +13,27 @@ from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.lower import lower
 from moeyard.program import INPUT, OUTPUT, RELAY, Program
 from moeyard.schedule import Schedule
+from moeyard.traffic import Traffic
 
 
-def run_local(schedule: Schedule, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def run_local(
+    schedule: Schedule, inputs: Sequence[NDArray[Any]], copies: Sequence[NDArray[Any]] | None = None
+) -> list[NDArray[Any]]:
     """Every rank's program in one process, by the start rule: `outputs[r]` is what rank r ends up with.
 
     `inputs[r]` holds rank r's rows ordered by target; `outputs[r]` its received rows ordered by origin.
+
+    Where rows cross to a node once: `copies[r]` says of each copy that rank r hands on, ordered by target, which of its outputs it is a
+    copy of; `inputs[r]` are the other rows. On the way back `copies` are the same, each is added to what it was a copy of, and `outputs[r]`
+    are the other rows.
     """
     programs = [lower(schedule, rank) for rank in range(schedule.traffic.num_ranks)]
     if len(inputs) != len(programs):
         raise InvalidTraffic(f"{len(inputs)} inputs for {len(programs)} ranks; give one array per rank")
+    fans = [Fan(schedule.traffic, program.rank, copies) for program in programs]
     spaces: list[dict[int, NDArray[Any]]] = []
-    for program, rows in zip(programs, inputs, strict=True):
+    for program, fan, given in zip(programs, fans, inputs, strict=True):
+        rows = fan.opened(given)
         if len(rows) != program.input_rows:
             raise InvalidTraffic(
                 f"inputs[{program.rank}] has {len(rows)} rows, but the traffic sends {program.input_rows}"
@@ -36,16 +45,23 @@ def run_local(schedule: Schedule, inputs: Sequence[NDArray[Any]]) -> list[NDArra
         output[program.keep_output : program.keep_output + program.keep_rows] = rows[kept]
         spaces.append({INPUT: rows, RELAY: relay, OUTPUT: output})
 
-    arrived = [np.zeros(program.relay_rows, dtype=np.bool_) for program in programs]
+    arrived = [
+        {RELAY: np.zeros(program.relay_rows, np.bool_), OUTPUT: np.zeros(program.output_rows, np.bool_)}
+        for program in programs
+    ]
     for src, dst, out, into in _by_start_rule(programs):
         sender, receiver = programs[src], programs[dst]
         sent = []
         for r, at in _runs(sender, out):
             space = int(sender.run_space[r])
-            if space == RELAY and not arrived[src][at].all():
+            if space == INPUT:
+                missing = fans[src].fill(at, spaces[src][INPUT], spaces[src][OUTPUT], arrived[src][OUTPUT])
+            else:
+                missing = int((~arrived[src][space][at]).sum())
+            if missing:
                 raise InvalidSchedule(
-                    f"{_where(sender, out)}: passes on {sender.run_rows[r]} rows of which {int(arrived[src][at].sum())} "
-                    f"have arrived; name the stage that brings them in `after`"
+                    f"{_where(sender, out)}: passes on {sender.run_rows[r]} rows, but {missing} of those that they come from "
+                    f"have not arrived; name the stage that brings them in `after`"
                 )
             sent.append(spaces[src][space][at])
         rows = np.concatenate(sent)
@@ -58,9 +74,60 @@ def run_local(schedule: Schedule, inputs: Sequence[NDArray[Any]]) -> list[NDArra
             space = int(receiver.run_space[r])
             spaces[dst][space][at] = rows[first : first + int(receiver.run_rows[r])]
             first += int(receiver.run_rows[r])
-            if space == RELAY:
-                arrived[dst][at] = True
-    return [space[OUTPUT] for space in spaces]
+            arrived[dst][space][at] = True
+    return [fan.closed(space[OUTPUT]) for fan, space in zip(fans, spaces, strict=True)]
+
+
+class Fan:
+    """The copies of one rank, as `run_local` makes or adds them: when they leave, from what has arrived."""
+
+    def __init__(self, traffic: Traffic, rank: int, copies: Sequence[NDArray[Any]] | None) -> None:
+        self.back, none = traffic.back, np.empty(0, np.int64)
+        self.copied, self.of = none, none  # places of copies, and of what they are copies of
+        if traffic.fan is None:
+            return
+        if copies is None or len(copies) != traffic.num_ranks:
+            raise InvalidTraffic(
+                f"rows cross to a node once, but which copy is of which row is said for "
+                f"{0 if copies is None else len(copies)} of {traffic.num_ranks} ranks; give `copies`, an array per rank"
+            )
+        there = traffic.transposed if self.back else traffic
+        assert there.fan is not None
+        fan, rows = there.fan[rank], there.rows[rank]
+        starts = np.cumsum(rows) - fan
+        self.copied = np.concatenate([none, *(np.arange(a, a + n) for a, n in zip(starts, fan, strict=True))])
+        self.of = np.asarray(copies[rank], np.int64)
+        if len(self.of) != len(self.copied):
+            raise InvalidTraffic(f"copies[{rank}] has {len(self.of)} entries, the traffic {len(self.copied)}")
+        self.rows = int(rows.sum())
+
+    def opened(self, given: NDArray[Any]) -> NDArray[Any]:
+        """The input with room for copies, or to add to."""
+        if not len(self.copied):
+            return given
+        if self.back:
+            return given.copy()
+        whole = np.zeros((self.rows, *given.shape[1:]), given.dtype)
+        own = np.setdiff1d(np.arange(self.rows), self.copied)
+        if len(own) != len(given):
+            return given  # which is not what the traffic says
+        whole[own] = given
+        return whole
+
+    def fill(self, at: slice, rows: NDArray[Any], output: NDArray[Any], arrived: NDArray[Any]) -> int:
+        """Copy, or add up, what these rows of the input need; how much of it is not there yet."""
+        ours, theirs = (self.of, self.copied) if self.back else (self.copied, self.of)
+        here = (ours >= at.start) & (ours < at.stop)
+        missing = int((~arrived[theirs[here]]).sum())
+        if self.back:
+            np.add.at(rows, ours[here], output[theirs[here]])
+        else:
+            rows[ours[here]] = output[theirs[here]]
+        return missing
+
+    def closed(self, output: NDArray[Any]) -> NDArray[Any]:
+        """The output without what was added to others."""
+        return np.delete(output, self.copied, axis=0) if self.back and len(self.copied) else output
 
 
 class _Part:

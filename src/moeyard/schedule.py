@@ -120,6 +120,8 @@ class Schedule:
         parts = (self.traffic.rows, stages.scale_out, stages.after_ptr, stages.after, self.transfers())
         for part in (np.array([self.traffic.row_bytes], dtype=np.int64), *parts):
             digest.update(np.ascontiguousarray(part).tobytes())
+        if self.traffic.fan is not None:
+            digest.update(self.traffic.fingerprint)
         return digest.hexdigest()[:32]
 
     def _flip(self, table: IntArray) -> IntArray:

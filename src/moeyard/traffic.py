@@ -17,19 +17,31 @@ ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """rows[src, dst] token rows of `row_bytes` each. The diagonal stays on the rank."""
+    """rows[src, dst] token rows of `row_bytes` each. The diagonal stays on the rank.
+
+    `fan`: where a row crosses to a node once. So many of rows[src, dst], the last of their block, are copies of rows that
+    came to src from other nodes, for another rank of its node: they leave when those have arrived. On the way `back` they
+    are what is added to a row before it leaves the node: it waits for them. None: every row goes for itself.
+    """
 
     rows: IntArray
     row_bytes: int
+    fan: IntArray | None
+    back: bool
 
-    def __init__(self, rows: ArrayLike, row_bytes: int) -> None:
+    def __init__(
+        self, rows: ArrayLike, row_bytes: int, fan: ArrayLike | None = None, back: bool = False
+    ) -> None:
         counts = row_counts(rows, "traffic", "[src, dst]", InvalidTraffic)
         if counts.shape[0] != counts.shape[1]:
             raise InvalidTraffic(
                 f"traffic must be square, one row and one column per rank, got shape {counts.shape}"
             )
+        copies = None if fan is None else _copies(counts, fan)
         object.__setattr__(self, "rows", counts)
         object.__setattr__(self, "row_bytes", whole_row_bytes(row_bytes))
+        object.__setattr__(self, "fan", copies)
+        object.__setattr__(self, "back", back and copies is not None)
 
     @property
     def num_ranks(self) -> int:
@@ -38,13 +50,29 @@ class Traffic:
     @cached_property
     def transposed(self) -> Traffic:
         """The traffic of the way back."""
-        return Traffic(self.rows.T, self.row_bytes)
+        if self.fan is None:
+            return Traffic(self.rows.T, self.row_bytes)
+        return Traffic(self.rows.T, self.row_bytes, self.fan.T, not self.back)
+
+    @cached_property
+    def once(self) -> Traffic:
+        """Without the copies: every row that crosses, and every row inside a node that waits for none."""
+        return self if self.fan is None else Traffic(self.rows - self.fan, self.row_bytes)
+
+    @cached_property
+    def copies(self) -> Traffic:
+        """The copies alone."""
+        fan = np.zeros_like(self.rows) if self.fan is None else self.fan
+        return Traffic(fan, self.row_bytes)
 
     @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that tell traffic apart, in every process alike."""
         digest = hashlib.sha256(f"{self.num_ranks} {self.row_bytes} ".encode())
         digest.update(self.rows.data)
+        if self.fan is not None:
+            digest.update(b"back" if self.back else b"fan")
+            digest.update(self.fan.data)
         return digest.digest()[:16]
 
     def input_offsets(self, rank: int) -> IntArray:
@@ -64,6 +92,22 @@ def whole_row_bytes(value: object) -> int:
             f"row_bytes must be a whole number of at least 1 and at most 2**40, got {value!r}"
         )
     return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def _copies(rows: IntArray, fan: ArrayLike) -> IntArray | None:
+    """Of each block, how many are copies; None if none is."""
+    found = row_counts(fan, "fan", "[src, dst]", InvalidTraffic)
+    if found.shape != rows.shape:
+        raise InvalidTraffic(
+            f"fan has shape {found.shape}, the rows {rows.shape}; give one count per rank pair"
+        )
+    bad = (found > rows) | (np.eye(len(rows), dtype=np.bool_) & (found > 0))
+    if bad.any():
+        src, dst = np.argwhere(bad)[0].tolist()
+        raise InvalidTraffic(
+            f"fan[{src}, {dst}] is {found[src, dst]} of {rows[src, dst]} rows; copies are rows too, and go to another rank"
+        )
+    return found if found.any() else None
 
 
 def _starts(lengths: IntArray) -> IntArray:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.arrays import IntArray
+from moeyard.arrays import BoolArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
-from moeyard.kernels.program.tables import DST, SRC
+from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 from moeyard.kernels.program.verify import FINE, MISSING, NOT_HELD, PASSED_ON, RECEIVED_TWICE, check_rank
 from moeyard.schedule import COLUMNS, Schedule
 from moeyard.traffic import Traffic
@@ -20,6 +20,26 @@ def check_fits(cluster: Cluster, traffic: Traffic) -> None:
             f"traffic is between {traffic.num_ranks} ranks, but the cluster has {cluster.nodes} nodes x "
             f"{cluster.ranks_per_node} = {cluster.num_ranks}"
         )
+    if traffic.fan is not None:
+        _check_copies(cluster, traffic)
+
+
+def _check_copies(cluster: Cluster, traffic: Traffic) -> None:
+    """Copies stay inside a node, and there is something from another node for each to be a copy of."""
+    whole = traffic.transposed if traffic.back else traffic
+    assert whole.fan is not None
+    node_R = cluster.node_R
+    apart = node_R[:, None] != node_R
+    came_R = np.where(apart, whole.rows, 0).sum(axis=0)
+    bad = (whole.fan > 0) & (apart | (whole.fan > came_R[:, None]))
+    if bad.any():
+        src, dst = np.argwhere(bad)[0].tolist()
+        why = (
+            f"but rank {dst} is on another node; copies are handed over inside a node"
+            if apart[src, dst]
+            else f"but {came_R[src]} rows come to rank {src} from other nodes; a rank is handed each of them once"
+        )
+        raise InvalidTraffic(f"rank {src} -> rank {dst}: {whole.fan[src, dst]} copies, {why}")
 
 
 def verify(schedule: Schedule) -> Schedule:
@@ -29,7 +49,9 @@ def verify(schedule: Schedule) -> Schedule:
     - no transfer uses a dead nic;
     - a sender is the origin, or received the rows in a stage that it reaches through `after` by way of stages it takes
       part in itself; no rank gets or sends a row twice;
-    - at the end every row is at its target.
+    - at the end every row is at its target;
+    - where rows cross to a node once, copies leave after what they may be copies of has arrived; on the way back a row leaves its node
+      after what may be added to it.
     """
     check_fits(schedule.cluster, schedule.traffic)
     stages = schedule.stages
@@ -52,7 +74,43 @@ def verify(schedule: Schedule) -> Schedule:
         found = check_rank(sends, receives, rank, len(stages), stages.after_ptr, stages.after, expected)
         if found[0] != FINE:
             raise InvalidSchedule(_complaint(found, sends, receives, rank, expected))
+        if schedule.traffic.fan is not None:
+            _check_order(schedule, rank, sends, receives)
     return schedule
+
+
+def _check_order(schedule: Schedule, rank: int, sends: IntArray, receives: IntArray) -> None:
+    """One rank: copies after rows from other nodes, or rows to other nodes after what is added to them."""
+    traffic, node_R = schedule.traffic, schedule.cluster.node_R
+    assert traffic.fan is not None
+
+    def copied(table: IntArray) -> BoolArray:
+        ends = table[:, ORIGIN], table[:, TARGET]
+        assert traffic.fan is not None
+        copies: BoolArray = table[:, START] + table[:, ROWS] > (traffic.rows - traffic.fan)[ends]
+        return copies
+
+    out, into = sends[sends[:, ORIGIN] == rank], receives[receives[:, TARGET] == rank]
+    if traffic.back:
+        later, sooner = out[node_R[out[:, TARGET]] != node_R[rank]], into[copied(into)]
+    else:
+        later, sooner = out[copied(out)], into[node_R[into[:, ORIGIN]] != node_R[rank]]
+    own = set(sends[:, STAGE].tolist()) | set(receives[:, STAGE].tolist())
+    must = sum(1 << q for q in set(sooner[:, STAGE].tolist()))
+    before: dict[int, int] = {}  # bit q: stage q comes before this one, through own stages
+    stages = schedule.stages
+    for s in sorted(own):
+        names = set(stages.after[stages.after_ptr[s] : stages.after_ptr[s + 1]].tolist()) & own
+        before[s] = 0
+        for q in names:
+            before[s] |= before[q] | 1 << q
+    for s in sorted(set(later[:, STAGE].tolist())):
+        if missed := must & ~before[s]:
+            what = "sends sums to other nodes" if traffic.back else "hands copies on"
+            raise InvalidSchedule(
+                f"stage {s}: rank {rank} {what}, but does not wait for stage {missed.bit_length() - 1}, in which it receives "
+                f"what {'is added to' if traffic.back else 'is copied into'} them; name it in `after`"
+            )
 
 
 def _check_transfers(schedule: Schedule, table: IntArray) -> None:

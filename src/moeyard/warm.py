@@ -9,12 +9,15 @@ import numpy as np
 
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
+from moeyard.crossing import rows_of
 from moeyard.demand import Demand
 from moeyard.estimate import estimate
 from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.lower import lower
 from moeyard.model import ModelSpec
+from moeyard.placement import Placement
 from moeyard.planners import place
+from moeyard.routing import Routing
 from moeyard.schedulers import SCHEDULERS, schedule
 from moeyard.traffic import Traffic
 
@@ -53,3 +56,12 @@ def warm_placements(cluster: Cluster, ways: Iterable[dict[str, Any]]) -> Traffic
             )
         traffic = assign(cluster, demand, hosts, way.get("policy", "auto"), model=model).traffic(_ROW_BYTES)
     return traffic
+
+
+def warm_crossing(cluster: Cluster) -> Traffic:
+    """A few tokens that cross to a node once."""
+    ranks = cluster.num_ranks
+    routing = Routing(np.arange(2 * ranks).reshape(ranks, 1, 2) % ranks)
+    served = assign(cluster, routing, Placement.of_homes(np.arange(ranks), ranks))
+    rows_of(served.crossing(0), routing.experts[0], 0, cluster.ranks_per_node)
+    return served.traffic(_ROW_BYTES, dedup=True)

@@ -30,7 +30,7 @@ def load_traffic(path: PathLike, row_bytes: int | None = None) -> Traffic:
         row_bytes = _scalar(path, arrays, "row_bytes", ROW_BYTES)
     rows = _rows(path, arrays)
     with named(path):
-        return Traffic(rows, row_bytes)
+        return Traffic(rows, row_bytes, arrays.get("fan"))
 
 
 def load_demand(path: PathLike) -> Demand:
@@ -56,8 +56,15 @@ def load_trace(path: PathLike) -> Trace:
 
 
 def save_traffic(traffic: Traffic, path: PathLike) -> None:
-    """As .npz (with row_bytes), .npy or .csv (rows only)."""
-    _write_arrays(path, {"rows": traffic.rows, "row_bytes": np.array(traffic.row_bytes)})
+    """As .npz (with row_bytes and fan), .npy or .csv (rows only)."""
+    arrays = {"rows": traffic.rows, "row_bytes": np.array(traffic.row_bytes)}
+    if traffic.fan is not None:
+        if traffic.back or Path(path).suffix != ".npz":
+            raise InvalidFile(
+                f"{path}: rows that cross to a node once are saved as .npz, on the way there (`transposed` if this is the way back)"
+            )
+        arrays["fan"] = traffic.fan
+    _write_arrays(path, arrays)
 
 
 def save_demand(demand: Demand, path: PathLike) -> None:

@@ -23,6 +23,8 @@ from moeyard.verify import verify
 class _Traffic(Table):
     row_bytes: int
     rows: list[list[int]]
+    fan: list[list[int]] | None = None
+    back: bool = False
 
 
 class _Stage(Table):
@@ -54,7 +56,7 @@ def save_schedule(schedule: Schedule, path: PathLike) -> None:
         "digest": json.dumps(schedule.digest),
         "considered": json.dumps(schedule.considered),
         "cluster": json.dumps(cluster_data(schedule.cluster)),
-        "traffic": f'{{"row_bytes": {schedule.traffic.row_bytes}, "rows": {_lines(schedule.traffic.rows.tolist())}}}',
+        "traffic": _traffic(schedule.traffic),
         "stages": _lines(stages),
         "columns": json.dumps(COLUMNS),
         "transfers": _lines(schedule.transfers().tolist()),
@@ -73,9 +75,11 @@ def load_schedule(path: PathLike) -> Schedule:
         )
     cluster = file.cluster.build(f"{path}: [cluster]")
     with named(path):
+        ranks, fan = len(file.traffic.rows), file.traffic.fan
         traffic = Traffic(
-            _table(file.traffic.rows, "traffic", len(file.traffic.rows)), file.traffic.row_bytes
-        )
+            _table(file.traffic.rows, "traffic", ranks), file.traffic.row_bytes,
+            None if fan is None else _table(fan, "fan", ranks), file.traffic.back,
+        )  # fmt: skip
         table = _table(file.transfers, "transfers", len(COLUMNS))
         form = Listed(_stages(file.stages), table, cluster.num_ranks)
         considered = tuple(file.considered)
@@ -86,6 +90,13 @@ def load_schedule(path: PathLike) -> Schedule:
                 f"save it again, or correct the digest if you mean it"
             )
     return schedule
+
+
+def _traffic(traffic: Traffic) -> str:
+    text = f'"row_bytes": {traffic.row_bytes}, "rows": {_lines(traffic.rows.tolist())}'
+    if traffic.fan is not None:
+        text += f', "back": {json.dumps(traffic.back)}, "fan": {_lines(traffic.fan.tolist())}'
+    return f"{{{text}}}"
 
 
 def _lines(items: Sequence[object]) -> str:

@@ -49,6 +49,8 @@ def save_timeline(timeline: Timeline, path: PathLike) -> None:
     arrays |= {"start": timeline.start_M, "first": timeline.first_M, "end": timeline.end_M}
     arrays |= {"cause": timeline.cause_M, "traffic_rows": timeline.traffic.rows}
     arrays |= {"row_bytes": np.array(timeline.traffic.row_bytes), "meta": np.array(json.dumps(meta))}
+    if timeline.traffic.fan is not None:
+        arrays |= {"traffic_fan": timeline.traffic.fan, "traffic_back": np.array(timeline.traffic.back)}
     with open(path, "wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -64,7 +66,8 @@ def load_timeline(path: PathLike) -> Timeline:
         meta = _Meta.model_validate_json(str(arrays["meta"]))
     cluster = meta.cluster.build(f"{path}: meta: [cluster]")
     with named(path):
-        traffic = Traffic(arrays["traffic_rows"], arrays["row_bytes"].reshape(-1)[0].item())
+        fan, back = arrays.get("traffic_fan"), bool(arrays.get("traffic_back", False))
+        traffic = Traffic(arrays["traffic_rows"], arrays["row_bytes"].reshape(-1)[0].item(), fan, back)
     columns: IntArray = np.stack([arrays[name].astype(np.int64) for name in _COLUMNS], axis=1)
     if traffic.num_ranks != cluster.num_ranks:
         raise InvalidFile(

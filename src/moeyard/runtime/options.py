@@ -18,7 +18,8 @@ class Options:
     """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
     None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none. ahead:
     replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
-    tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay."""
+    tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses to a node once and is handed round there, "auto" where the
+    cluster's ports say that it pays."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -30,6 +31,7 @@ class Options:
     ahead: bool = True
     resident: bool = True
     chunks: int | str = 1
+    dedup: bool | str = False
 
     @property
     def plans_ahead(self) -> bool:
@@ -39,13 +41,15 @@ class Options:
         check_choices(self.scheduler, self.planner, self.policy)
         if self.chunks not in (1, 2, "auto"):
             raise UnknownName.of("chunks", str(self.chunks), ("1", "2", "auto"))
+        if self.dedup not in (True, False, "auto"):
+            raise UnknownName.of("dedup", str(self.dedup), ("True", "False", "auto"))
 
     def digest(self, cluster: Cluster | None) -> int:
         """What ranks compare: the version, the cluster and all of this."""
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
-            self.checked, self.ahead, self.resident, self.chunks,
+            self.checked, self.ahead, self.resident, self.chunks, self.dedup,
         )  # fmt: skip
 
 
@@ -65,5 +69,11 @@ def in_force(options: Options) -> Options:
     if not switched_off():
         return options
     return replace(
-        options, scheduler="direct", planner="static", slots=None, transport="collective", chunks=1
+        options,
+        scheduler="direct",
+        planner="static",
+        slots=None,
+        transport="collective",
+        chunks=1,
+        dedup=False,
     )

@@ -75,8 +75,9 @@ class Yard:
     out plans. ahead: replicas are planned from the counts of the calls before and gathered while the layer before
     computes, their gradients reduced behind the backward pass; False: on this very call's counts, on the spot. resident:
     each layer has memory of its own for replicas; False: all layers share room for two. chunks: 2 sends one half of the
-    tokens while the experts compute the other, "auto" where `model` says that it pays. checked: replicas are compared with their homes before every use, for those who look for a fault.
-    observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
+    tokens while the experts compute the other, "auto" where `model` says that it pays. dedup: a token crosses to a node once and is
+    handed round there, its results come back as one sum; "auto" where the cluster says that it pays. checked: replicas are compared with
+    their homes before every use. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
     finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
@@ -105,6 +106,7 @@ class Yard:
         ahead: bool = True,
         resident: bool = True,
         chunks: int | str = 1,
+        dedup: bool | str = False,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
@@ -112,8 +114,8 @@ class Yard:
         global _count
         _count += 1
         self.options = in_force(
-            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks)
-        )
+            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup)
+        )  # fmt: skip
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         measured = isinstance(cluster, str) and cluster == MEASURE

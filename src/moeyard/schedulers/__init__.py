@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeyard.cluster import Cluster
-from moeyard.errors import UnknownName
+from moeyard.errors import InvalidTraffic, UnknownName
+from moeyard.estimate import fan_seconds
+from moeyard.forms.fanned import Fanned
 from moeyard.schedule import Schedule
 from moeyard.schedulers.auto import schedule_auto
 from moeyard.schedulers.direct import schedule_direct, schedule_ecmp
@@ -40,8 +42,19 @@ SCHEDULERS: dict[str, Scheduler] = {
 
 
 def schedule(cluster: Cluster, traffic: Traffic, scheduler: str = "auto") -> Schedule:
-    """Who sends which rows to whom when, by the named scheduler."""
+    """Who sends which rows to whom when, by the named scheduler. Where rows cross to a node once, it says how they cross; the
+    copies follow in a stage of their own."""
     if scheduler not in SCHEDULERS:
         raise UnknownName.of("scheduler", scheduler, SCHEDULERS)
     check_fits(cluster, traffic)
-    return SCHEDULERS[scheduler](cluster, traffic)
+    if traffic.fan is None:
+        return SCHEDULERS[scheduler](cluster, traffic)
+    if traffic.back:
+        raise InvalidTraffic(
+            "traffic of the way back, where rows are added up before they leave a node, is not scheduled by itself; "
+            "schedule the way there, and take its reversed()"
+        )
+    first = SCHEDULERS[scheduler](cluster, traffic.once)
+    more = fan_seconds(cluster, traffic)
+    considered = tuple((name, seconds + more) for name, seconds in first.considered)
+    return Schedule(cluster, traffic, Fanned(cluster, traffic, first.form), first.scheduler, considered)

@@ -100,7 +100,8 @@ class Agreement:
     def _make(self, traffic: Traffic, also: int, scheduler: str) -> Plan:
         plan = make_plan(self._cluster, traffic, scheduler, self._rank)
         finish = self.control.agree_digest(small_digest(plan.digest, also))
-        _ = plan.forward  # lowered while the digests travel
+        for part in plan.parts:
+            _ = part.forward  # lowered while the digests travel
         finish()
         return plan
 

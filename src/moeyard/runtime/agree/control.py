@@ -21,7 +21,7 @@ from moeyard.runtime.faults.flaws import Flaw
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length", "homes")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
-KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics")
+KINDS = ("all_to_all_single", "dispatch", "replicas", "plan", "statistics", "crossing")
 DTYPES: dict[torch.dtype, int] = {
     dtype: i
     for i, dtype in enumerate(
@@ -44,7 +44,7 @@ _WHY = {
     "history": "their plans differed before; every rank must run the same moeyard on the same inputs",
     "row_bytes": "rows must be as wide on every rank",
     "dtype": "rows must have the same dtype on every rank",
-    "grad": "rows (1) and experts' parameters (2) require grad on every rank or on none",
+    "grad": "rows (1), experts' parameters (2) and weights that travel (4) require grad on every rank or on none",
     "site": "they are in different layers of experts; every rank must make and run the same layers in the same order",
     "homes": "experts must have the same homes and hosts on every rank; give every rank the same home_E or placement",
     "length": "every rank must have the same number of experts and ranks",

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.arrays import BoolArray, IntArray
+from moeyard.forms.fanned import fanned_parts
 from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.lower import lower
 from moeyard.program import Program
+from moeyard.runtime.agree.digests import small_digest
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
 
@@ -109,6 +111,17 @@ class Plan:
         """One stage inside one node: every block whole, from origin to target, all together."""
         cluster = self.schedule.cluster
         return cluster.nodes == 1 < cluster.ranks_per_node and self.schedule.num_stages == 1
+
+    @cached_property
+    def parts(self) -> tuple[Plan, ...]:
+        """What is exchanged one after another: where rows cross to a node once, first what crosses, then the copies. On the way back
+        the last comes first."""
+        if self.traffic.fan is None:
+            return (self,)
+        return tuple(
+            Plan(one, self.rank, small_digest(self.digest, i))
+            for i, one in enumerate(fanned_parts(self.schedule))
+        )
 
     def steps(self, backward: bool) -> Steps:
         return self.backward if backward else self.forward

@@ -56,15 +56,28 @@ class PlainParts:
         tokens, top_k = routing.row.shape
         total = routing.ends[-1:]
         sums = rows.new_zeros((tokens, rows.shape[1]), dtype=wide(rows.dtype))
+        if len(rows) == 0:
+            return sums.to(dtype or rows.dtype)
         for k in range(top_k):
             at = routing.row[:, k]
             if whole:
                 found = rows.index_select(0, at).to(sums.dtype)
                 sums += found if weights_TK is None else found.mul_(weights_TK[:, k, None])
                 continue
+            if not rows.is_cuda:  # the host may ask which: nothing is read that is not there
+                (there,) = torch.nonzero(at < total, as_tuple=True)
+                found = rows.index_select(0, at.index_select(0, there)).to(sums.dtype)
+                if weights_TK is not None:
+                    found.mul_(weights_TK[:, k].index_select(0, there).unsqueeze(-1))
+                sums.index_copy_(0, there, sums.index_select(0, there).add_(found))
+                continue
             there = (at < total).unsqueeze(-1)
             # An undefined row may hold NaN, and so may the weight of no choice: zero both before they meet.
-            found = rows.index_select(0, at).to(sums.dtype).masked_fill_(~there, 0)
+            found = (
+                rows.index_select(0, at.clamp(max=max(0, len(rows) - 1)))
+                .to(sums.dtype)
+                .masked_fill_(~there, 0)
+            )
             if weights_TK is None:
                 sums += found
             else:

@@ -20,8 +20,10 @@ from moeyard.cost import ports_of
 from moeyard.demand import Demand
 from moeyard.kernels.step import transport as kernel
 from moeyard.placement import Placement
+from moeyard.runtime.layers import crossing
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.autograd import Leaving, send_rows
+from moeyard.runtime.layers.counted import Together
 from moeyard.runtime.layers.dispatch import (
     Route,
     Spread,
@@ -30,6 +32,7 @@ from moeyard.runtime.layers.dispatch import (
     plan_dispatch,
     summed,
 )
+from moeyard.runtime.layers.once import through_once
 from moeyard.runtime.layers.replicas import Hosted, computed, gather_experts
 from moeyard.runtime.roles import Hosts
 
@@ -64,6 +67,10 @@ def through_experts(
 ) -> torch.Tensor:
     """x through the experts that index names, summed with the weights or plainly, in dtype `out`. told: hears the demand."""
     wanted = yard.options.chunks
+    once = None
+    if crossing.wanted(yard, index_TK.shape[1]):
+        once = Together(weights_TK is not None and weights_TK.requires_grad)
+        wanted = 1 if wanted == "auto" else wanted  # how many parts pay is not known of rows that cross once
     routes = plan_dispatch(
         x_TD,
         index_TK,
@@ -73,6 +80,7 @@ def through_experts(
         home_E=home_E,
         chunks=2 if wanted == "auto" else int(wanted),
         choose=(lambda *known: worth(yard, *known)) if wanted == "auto" else None,
+        once=once,
     )
     told(routes[0].demand if len(routes) == 1 else Demand(sum(route.demand.rows for route in routes)))
     count = len(routes)
@@ -91,6 +99,8 @@ def through_experts(
             ahead=routes[0].begun,
         )
 
+    if any(route.once is not None for route in routes):
+        return torch.cat(_one_by_one(yard, routes, xs, weights, gathered, compute, out))
     if count == 1:
         rows = send_rows(_spread(xs[0], routes[0]), routes[0].plan, yard, agreed=True)
         stacks, hosted = gathered()
@@ -98,6 +108,35 @@ def through_experts(
         computed(hosted)
         return combine(rows, routes[0], weights[0], out)
     return torch.cat(_in_turn(yard, routes, xs, weights, gathered, compute, out))
+
+
+def _one_by_one(
+    yard: Hosts,
+    routes: Sequence[Route],
+    xs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | None],
+    gathered: Callable[[], Any],
+    compute: Compute,
+    out: torch.dtype,
+) -> list[torch.Tensor]:
+    """Rows that cross once: a part's copies follow what crossed, so no part hides behind another."""
+    experts: list[Any] = []
+
+    def once_gathered() -> Any:
+        if not experts:
+            experts.append(gathered())
+        return experts[0]
+
+    done = []
+    for route, x, weight in zip(routes, xs, weights, strict=True):
+        if route.once is not None:
+            done.append(through_once(yard, route, x, weight, once_gathered, compute, out))
+            continue
+        rows = permute(send_rows(_spread(x, route), route.plan, yard, agreed=True), route.grouped)
+        stacks, hosted = once_gathered()
+        done.append(combine(compute(rows, route, stacks, hosted), route, weight, out))
+    computed(once_gathered()[1])
+    return done
 
 
 def _in_turn(

@@ -28,11 +28,12 @@ from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
-from moeyard.runtime.faults import flaws
-from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.layers import crossing
 from moeyard.runtime.layers.ahead import Call, Layer, choose_placement, recomputing
 from moeyard.runtime.layers.autograd import send_rows
-from moeyard.runtime.layers.device import to_device, to_host
+from moeyard.runtime.layers.counted import Counted, Together, count
+from moeyard.runtime.layers.crossing import Once
+from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.layers.replicas import Ahead
 from moeyard.runtime.roles import Hosts
 
@@ -54,6 +55,7 @@ class Route:
     wire: Routing = field(repr=False)  # the rows as they are sent
     grouped: Order | None = field(repr=False)  # from arriving rows to rows by expert; None: they arrive so
     begun: Ahead | None = field(default=None, repr=False)  # the gather of its experts, under way
+    once: Once | None = field(default=None, repr=False)  # rows cross to a node once
 
 
 class Order(NamedTuple):
@@ -91,7 +93,7 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         wire, grad = Routing(*ctx.saved_tensors), grads[0].contiguous()
-        return parts_for(grad).gather_sum(grad, wire, None, whole=True), None
+        return parts_for(grad).gather_sum(grad, wire, None, whole=_whole(wire)), None
 
 
 class Sum(torch.autograd.Function):
@@ -104,7 +106,7 @@ class Sum(torch.autograd.Function):
         needed = weights is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(rows if needed else None, weights, *wire)
         ctx.dtype = rows.dtype
-        return parts_for(rows).gather_sum(rows, wire, weights, dtype, whole=True)
+        return parts_for(rows).gather_sum(rows, wire, weights, dtype, whole=_whole(wire))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -114,7 +116,7 @@ class Sum(torch.autograd.Function):
             return parts_for(grad).spread(grad.to(ctx.dtype), wire), None, None, None
         top_k, factor = wire.row.shape[1], weights.reshape(-1)
         d_rows = grad.new_empty((len(wire.pair), grad.shape[1]), dtype=ctx.dtype)
-        d_weights = None if rows is None else torch.empty_like(weights)
+        d_weights = None if rows is None else torch.zeros_like(weights)
         for at in range(0, len(d_rows), CHUNK):
             part = slice(at, at + CHUNK)
             pair = wire.pair[part]
@@ -125,6 +127,11 @@ class Sum(torch.autograd.Function):
                     (given.to(wide(given.dtype)) * rows[part]).sum(-1).to(weights.dtype)
                 )
         return d_rows, d_weights, None, None
+
+
+def _whole(wire: Routing) -> bool:
+    """Whether every choice has a row."""
+    return wire.pair.numel() == wire.row.numel()
 
 
 def permute(rows: torch.Tensor, order: Order | None) -> torch.Tensor:
@@ -172,51 +179,46 @@ def plan_dispatch(
     placement: Placement | None = None,
     chunks: int = 1,
     choose: Callable[[Demand, Assignment, Placement], int] | None = None,
+    once: Together | None = None,
 ) -> list[Route]:
     """Routes of the tokens in `chunks` parts, one after another, from one agreement. choose: how many it is to be, 1 or `chunks`, from
-    what all ranks know."""
+    what all ranks know. once: rows may cross to a node once."""
     if home_E is None:
         home_E = static_homes(num_experts, yard.size) if placement is None else placement.home_E
     call, row_bytes = None, max(1, x_TD.shape[1] * x_TD.element_size())
     if layer.stacks and placement is None and yard.options.plans_ahead:
         call = Call(yard, layer, home_E, row_bytes)
     stale, ahead = (0, 0) if call is None else call.opened()
-    parts = [_count(one.reshape(-1), num_experts) for one in top_k_index.tensor_split(chunks)]
+    parts = [count(one, num_experts, once is not None) for one in top_k_index.tensor_split(chunks)]
+    known = once is not None and placement is None and yard.options.planner == "static"  # no replicas
+    crossed = [crossing.cross(yard, part.expert_TK, crossing.homes_only(home_E)) for part in parts if known]
     values = yard.agree(
         "dispatch",
-        np.concatenate([*(part.rows_E for part in parts), [stale]]),
+        np.concatenate([*(part.rows_E for part in parts), [stale], *map(crossing.told, crossed)]),
         row_bytes=row_bytes,
         dtype=dtype_code(x_TD.dtype),
-        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains),
+        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains + 4 * bool(once and once.grad)),
         site=layer.site,
         homes=small_digest(np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER),
         flaw=next((part.flaw for part in parts if part.flaw is not None), None),
         ahead=ahead,
     )
-    rows_CRE = values[:, :-1].reshape(yard.size, chunks, num_experts).transpose(1, 0, 2)
+    counted = chunks * num_experts
+    rows_CRE = values[:, :counted].reshape(yard.size, chunks, num_experts).transpose(1, 0, 2)
     demand, begun = Demand(rows_CRE.sum(axis=0)), None
     if call is not None:
-        hosts, begun = call.hosts(demand, bool(values[:, -1].any()))
+        hosts, begun = call.hosts(demand, bool(values[:, counted].any()))
     else:
         hosts = placement or _hosts_now(yard, layer, demand, home_E)
-    options = yard.options
-    if chunks > 1:
-        whole = assign(yard.cluster, demand, hosts, options.policy, model=options.model)
-        if choose is not None and choose(demand, whole, hosts) == 1:
-            parts = [_count(top_k_index.reshape(-1), num_experts)]
-            rows_CRE = demand.rows[None]
+    job = _Job(yard, hosts, row_bytes, None if call is None else call.scheduler, once is not None)
+    if chunks > 1 and choose is not None and choose(demand, job.assigned(demand), hosts) == 1:
+        parts, rows_CRE = [count(top_k_index, num_experts, False)], demand.rows[None]
+    heard = np.array_split(values[:, counted + 1 :], len(parts), axis=1)
     routes = []
-    pieces = zip(parts, rows_CRE, top_k_index.tensor_split(len(parts)), strict=True)
-    for part, rows_RE, index in pieces:
-        demanded = demand if len(parts) == 1 else Demand(np.ascontiguousarray(rows_RE))
-        served = assign(yard.cluster, demanded, hosts, options.policy, model=options.model)
-        digest = small_digest(
-            hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
-        )
-        plan = yard.plan(served.traffic(row_bytes), digest, None if call is None else call.scheduler)
-        routes.append(
-            _route(yard, hosts, served, demanded, plan, part.order, (len(index), index.shape[1]), x_TD.device)
-        )
+    for i, index in enumerate(top_k_index.tensor_split(len(parts))):
+        demanded = demand if len(parts) == 1 else Demand(np.ascontiguousarray(rows_CRE[i]))
+        found = crossing.Heard(crossed[i], heard[i]) if known else None
+        routes.append(job.route(index, parts[i], demanded, found))
     if call is not None:
         begun = call.served(demand, hosts, begun)
     return [replace(route, begun=begun) for route in routes]
@@ -227,6 +229,37 @@ def _hosts_now(yard: Hosts, layer: Layer, demand: Demand, home_E: IntArray) -> P
     if layer.site and not recomputing():
         yard.forecasts.note(layer.site, demand)
     return choose_placement(yard.cluster, yard.options, demand, home_E)
+
+
+class _Job(NamedTuple):
+    """What the parts of one call have in common."""
+
+    yard: Hosts
+    hosts: Placement
+    row_bytes: int
+    scheduler: str | None  # chosen ahead
+    once: bool
+
+    def assigned(self, demand: Demand) -> Assignment:
+        options = self.yard.options
+        return assign(self.yard.cluster, demand, self.hosts, options.policy, model=options.model)
+
+    def route(
+        self, index: torch.Tensor, part: Counted, demand: Demand, heard: crossing.Heard | None
+    ) -> Route:
+        yard, hosts, served = self.yard, self.hosts, self.assigned(demand)
+        digest = small_digest(
+            hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
+        )
+        found, once = None, None
+        if self.once:
+            heard = heard or crossing.cross_after(yard, part.expert_TK, served, hosts.num_experts)
+            fanned = heard.traffic(yard, self.row_bytes)
+            found = heard if crossing.worth_once(yard, served.rows_RR, fanned) else None
+        plan = yard.plan(served.traffic(self.row_bytes) if found is None else fanned, digest, self.scheduler)
+        if found is not None:
+            once = crossing.once_of(plan, hosts, part.expert_TK, found.mine, served.rows_RR, index.device)
+        return _route(yard, hosts, served, demand, plan, part, index, once)
 
 
 def combine(
@@ -257,70 +290,56 @@ def summed(
     return Sum.apply(back, top_k_weights, route.wire, dtype)  # type: ignore[no-untyped-call,no-any-return]
 
 
-class _Counted(NamedTuple):
-    rows_E: IntArray  # on the host
-    order: torch.Tensor  # of the rows, by expert
-    flaw: Flaw | None  # what is wrong with them
-
-
-def _count(chosen: torch.Tensor, num_experts: int) -> _Counted:
-    bad = (chosen < 0) | (chosen >= num_experts)
-    bins = torch.where(bad, num_experts, chosen)
-    order = torch.argsort(bins, stable=True)
-    counts = torch.zeros(num_experts + 2, dtype=torch.int64, device=chosen.device)
-    counts.scatter_add_(0, bins, torch.ones_like(bins))
-    if len(chosen):
-        counts[num_experts + 1] = torch.where(bad, chosen, 0).abs().amax()
-    host = to_host(counts)
-    flaw = (
-        Flaw(flaws.EXPERT_RANGE, int(host[num_experts + 1]), num_experts - 1) if host[num_experts] else None
-    )
-    return _Counted(host[:num_experts].copy(), order, flaw)
-
-
 def _route(
     yard: Hosts,
     placement: Placement,
     served: Assignment,
     demand: Demand,
     plan: Plan,
-    order: torch.Tensor,
-    shape: tuple[int, int],
-    device: torch.device,
+    part: Counted,
+    index: torch.Tensor,
+    once: Once | None,
 ) -> Route:
-    mine = served.src == yard.rank
-    expert, host, rows = served.expert[mine], served.host[mine], served.rows[mine]
-    # Sorted by expert here; on the wire by host, then expert.
-    sent = _gather_index(rows, np.lexsort((expert, host)), device)
+    device = index.device
     here = served.host == yard.rank
-    src, got, count = served.src[here], served.expert[here], served.rows[here]
-    # Arrived by source, then expert; the experts want them by expert, then source.
-    by_expert = np.lexsort((src, got))
-    grouped = None if _in_order(by_expert) else _gather_index(count, by_expert, device)
+    src, got, rows = served.src[here], served.expert[here], served.rows[here]
     experts = np.flatnonzero(placement.hosts_ER[:, yard.rank])
-    rows_E = np.bincount(got, weights=count, minlength=placement.num_experts).astype(np.int64)[experts]
-    sent = order.index_select(0, sent)
+    rows_E = np.bincount(got, weights=rows, minlength=placement.num_experts).astype(np.int64)[experts]
+    grouped = None
+    if once is None:
+        wire = _wire(part.order(index).index_select(0, _sent(served, yard.rank, device)), index.shape)
+        # Arrived by source, then expert; the experts want them by expert, then source.
+        by_expert = np.lexsort((src, got))
+        grouped = None if _in_order(by_expert) else _gather_index(rows, by_expert, device)
     return Route(
         yard=yard,
         placement=placement,
         assignment=served,
         demand=demand,
         plan=plan,
-        tokens=shape[0],
-        top_k=shape[1],
+        tokens=index.shape[0],
+        top_k=index.shape[1],
         experts=tuple(experts.tolist()),
         counts=tuple(rows_E.tolist()),
         ends=to_device(np.cumsum(rows_E), device, torch.int32),
-        wire=_wire(sent, shape),
+        wire=wire if once is None else once.wire,
         grouped=None if grouped is None else Order(grouped, _inverse(grouped)),
+        once=once,
     )
+
+
+def _sent(served: Assignment, rank: int, device: torch.device) -> torch.Tensor:
+    """Sorted by expert here; on the wire by host, then expert."""
+    mine = served.src == rank
+    expert, host, rows = served.expert[mine], served.host[mine], served.rows[mine]
+    return _gather_index(rows, np.lexsort((expert, host)), device)
 
 
 def _in_order(order: IntArray) -> bool:
     return bool((order == np.arange(len(order))).all())
 
 
-def _wire(sent: torch.Tensor, shape: tuple[int, int]) -> Routing:
+def _wire(sent: torch.Tensor, shape: torch.Size) -> Routing:
     """Row i on the wire is the pair (token, choice) sent[i]; all rows are somebody's."""
     ends = torch.full((1,), len(sent), dtype=torch.int32, device=sent.device)
     return Routing(_inverse(sent).to(torch.int32).view(shape), sent.to(torch.int32), ends)
