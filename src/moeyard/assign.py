@@ -120,7 +120,9 @@ def assign(
         raise UnknownName.of("assignment policy", policy, POLICIES)
     src, expert, host, rows = (frozen(np.ascontiguousarray(column)) for column in runs)
     assumed = model is None and policy == "auto" and placement.copies > 0
-    return Assignment(cluster.num_ranks, src, expert, host, rows, assumed, cluster.ranks_per_node, routing)
+    per = cluster.ranks_per_node
+    return Assignment(
+        cluster.num_ranks, src, expert, host, rows, ranks_per_node=per, routing=routing, model_assumed=assumed)  # fmt: skip
 
 
 def _auto(cluster: Cluster, demand: Demand, placement: Placement, model: ModelSpec) -> IntArray:

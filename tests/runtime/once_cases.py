@@ -175,7 +175,8 @@ def chosen(rank, world, nodes):
         with yr.Yard(
             cluster=cluster_of(nodes, world // nodes).but(scale_out=out), timeout=60, dedup="auto"
         ) as yard:
-            for top_k in (1, 2, 8):
+            for top_k in (1, 8):
+                torch.manual_seed(rank)
                 yr.MoELayer(16, 8, 32, top_k, yard)(torch.randn(64, 16))
                 found[rate, top_k] = yard.plans.latest(1)[0].traffic.fan is not None
     return found

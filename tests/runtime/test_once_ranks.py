@@ -26,8 +26,7 @@ def test_ranks_without_tokens_take_part(found):
 
 def test_auto_takes_it_where_it_pays(found):
     """Not for one choice, and not where latencies are all there is."""
-    slow, fast = {1: False, 2: True, 8: True}, {1: False, 2: False, 8: False}
-    wanted = {(rate, k): pays for rate, by in ((1e8, slow), (50e9, fast)) for k, pays in by.items()}
+    wanted = {(1e8, 1): False, (1e8, 8): True, (50e9, 1): False, (50e9, 8): False}
     assert all(one["chosen"] == wanted for one in found)
 
 

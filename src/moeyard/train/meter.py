@@ -156,6 +156,7 @@ class Meter:
             "tokens_per_s": float(heard[:, -2].sum() / iteration),
             "overload": 1 / balance,
             "balancedness": balance,
+            **self._across([one for one, rows in zip(flown, rows_X, strict=True) if rows]),
             "rows_per_rail": {way: rows.tolist() for way, rows in self.rows_per_rail().items()},
             "plan_s": float(seconds[:, 2].max()),
             "exchange_s": exchange,
@@ -167,6 +168,15 @@ class Meter:
             "parts_R": {part: column.tolist() for part, column in parts.items()},
             "provenance": data_of(self.provenance),
             "stop": bool(heard[:, -3].any()),
+        }
+
+    def _across(self, flown: list[Flown]) -> dict[str, int]:
+        """Rows between nodes, and what they would be if each went for itself."""
+        node = self.yard.cluster.node_R
+        apart = node[:, None] != node
+        return {
+            "rows_sent": sum(int(one.plan.traffic.rows[apart].sum()) for one in flown),
+            "rows_plain": sum(int(one.plan.plain_RR[apart].sum()) for one in flown),
         }
 
     def foreground(self) -> list[Flown]:
@@ -182,7 +192,7 @@ class Meter:
         """Mean over max rows computed by a rank, mean over the layers."""
         rows = [one for one in self.log.flown if one.plan.traffic.row_bytes == self.row_bytes]
         sent = sorted((one for one in rows if not one.backward), key=lambda one: one.began)
-        loads = [one.plan.traffic.rows.sum(axis=0) for one in sent]
+        loads = [one.plan.plain_RR.sum(axis=0) for one in sent if one.plan.plain_RR.any()]
         loads = loads[
             : max(1, len(loads) // 2)
         ]  # the forward's dispatches; the backward's way back comes after
@@ -294,7 +304,9 @@ def origins(network: Network, emulated: bool, *, counted: bool) -> dict[str, Pro
     return {
         **dict.fromkeys(("iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans"), paced),
         **dict.fromkeys(("exchange_s", "gather_s", "x_bound", "events"), crossed),
-        **dict.fromkeys(("loss", "balancedness", "overload", "plan_s"), Provenance.measured()),
+        **dict.fromkeys(
+            ("loss", "balancedness", "overload", "plan_s", "rows_sent", "rows_plain"), Provenance.measured()
+        ),
         "rows_per_rail": crossed if counted else Provenance.modelled(network),
     }
 

@@ -93,6 +93,9 @@ class Plan:
 
     def __init__(self, schedule: Schedule, rank: int, digest: int) -> None:
         self.schedule, self.rank, self.digest = schedule, rank, digest
+        self.instead_of: IntArray | None = (
+            None  # rows[src, dst] that would go each for itself, where they cross to a node once
+        )
 
     @property
     def traffic(self) -> Traffic:
@@ -118,10 +121,18 @@ class Plan:
         the last comes first."""
         if self.traffic.fan is None:
             return (self,)
-        return tuple(
+        first, copies = (
             Plan(one, self.rank, small_digest(self.digest, i))
             for i, one in enumerate(fanned_parts(self.schedule))
         )
+        first.instead_of = self.instead_of
+        copies.instead_of = np.zeros_like(self.traffic.rows)
+        return first, copies
+
+    @property
+    def plain_RR(self) -> IntArray:
+        """rows[src, dst] as if each went for itself."""
+        return self.traffic.rows if self.instead_of is None else self.instead_of
 
     def steps(self, backward: bool) -> Steps:
         return self.backward if backward else self.forward

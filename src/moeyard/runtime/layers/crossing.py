@@ -26,7 +26,7 @@ from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.roles import Hosts
 from moeyard.traffic import Traffic
 
-WORTH = 0.9  # of the plain exchange's time, from which on crossing once is worth it: copies cost memory's time too
+WORTH = 0.8  # of the time of rows each for itself, from which on crossing once is worth it: packing, copies and sums cost the host
 SHORT = 2**15  # slots that a short integer tells apart
 
 
@@ -41,14 +41,6 @@ class Once:
     )  # [row, choice]: whom each is for; what stands for (rank, expert), -1 for nobody
     first_G: tuple[int, ...]  # the first slot of each rank of this node, and where the last rank's end
     place: int  # of this rank in its node
-    rows_plain: int  # that would have left this rank's node
-
-    @property
-    def rows_sent(self) -> int:
-        """That leave this rank for other nodes."""
-        cluster, rank = self.plan.schedule.cluster, self.plan.rank
-        away = cluster.node_R != cluster.node_R[rank]
-        return int(self.plan.traffic.rows[rank][away].sum())
 
 
 def wanted(yard: Hosts, top_k: int) -> bool:
@@ -112,8 +104,8 @@ def once_of(
     device: torch.device,
 ) -> Once:
     """The rows in the order in which they are sent, on the device."""
-    cluster, rank = plan.schedule.cluster, plan.rank
-    per = cluster.ranks_per_node
+    plan.instead_of = plain_RR
+    rank, per = plan.rank, plan.schedule.cluster.ranks_per_node
     hosts_RE = placement.hosts_ER.T
     slot_RE = np.cumsum(hosts_RE.reshape(-1)).reshape(hosts_RE.shape) - 1
     first_R = np.concatenate(([0], np.cumsum(hosts_RE.sum(axis=1))))
@@ -132,5 +124,4 @@ def once_of(
         slots=to_device(rows.slot_WK, device, dtype),
         first_G=tuple(first_R[node * per : (node + 1) * per + 1].tolist()),
         place=rank % per,
-        rows_plain=int(plain_RR[rank][cluster.node_R != node].sum()),
     )
