@@ -193,11 +193,11 @@ def check_family(yard, world, family, dtype, cases):
     reference = Reference(family, dtype, world)
     found = {}
     for case in cases:
-        name, _, checkpointed = case.partition(" + ")
+        name, *besides = case.split(" + ")
         planner, slots, policy = REPLICAS[name]
-        yard.choose(planner=planner, slots=slots, policy=policy)
+        yard.choose(planner=planner, slots=slots, policy=policy, dedup="once" in besides)
         yard.workspace.clear()
-        found[case] = compare(reference, yard, bool(checkpointed))
+        found[case] = compare(reference, yard, "checkpointing" in besides)
         if name != "no replicas":
             held = torch.tensor(yard.workspace.held_bytes)
             dist.all_reduce(held)

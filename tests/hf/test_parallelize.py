@@ -40,6 +40,15 @@ def test_in_float64_the_ranks_are_one_process(found, family):
             assert max(rank[family][case].values()) <= 1e-9, rank[family][case]
 
 
+@pytest.mark.long
+def test_tokens_that_cross_to_a_node_once_change_nothing():
+    cases = ("no replicas + once", "replicas + once", "replicas + once + checkpointing")
+    for rank in play([("families", 4, {"names": FULL, "cases": cases})], 300, prepare="covering_cases")[0]:
+        for family in FULL:
+            for case in cases:
+                assert max(rank[family][case].values()) <= 1e-9, (family, case, rank[family][case])
+
+
 @pytest.mark.parametrize("family", FAST)
 def test_in_float32_with_grouped_matmul_too(found, family):
     for rank in found[1]:
