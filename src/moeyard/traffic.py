@@ -57,13 +57,20 @@ class Traffic:
     @cached_property
     def once(self) -> Traffic:
         """Without the copies: every row that crosses, and every row inside a node that waits for none."""
-        return self if self.fan is None else Traffic(self.rows - self.fan, self.row_bytes)
+        return self if self.fan is None else self._part(self.rows - self.fan)
 
     @cached_property
     def copies(self) -> Traffic:
         """The copies alone."""
-        fan = np.zeros_like(self.rows) if self.fan is None else self.fan
-        return Traffic(fan, self.row_bytes)
+        return self._part(np.zeros_like(self.rows) if self.fan is None else self.fan)
+
+    def _part(self, rows: IntArray) -> Traffic:
+        """Plain traffic of some of these rows, which were checked."""
+        part = object.__new__(Traffic)
+        values = {"rows": frozen(rows), "row_bytes": self.row_bytes, "fan": None, "back": False}
+        for name, value in values.items():
+            object.__setattr__(part, name, value)
+        return part
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -72,7 +79,9 @@ class Traffic:
         digest.update(self.rows.data)
         if self.fan is not None:
             digest.update(b"back" if self.back else b"fan")
-            digest.update(self.fan.data)
+            there = np.flatnonzero(self.fan)  # few: inside nodes
+            digest.update(there.data)
+            digest.update(self.fan.reshape(-1)[there].data)
         return digest.digest()[:16]
 
     def input_offsets(self, rank: int) -> IntArray:
@@ -101,9 +110,9 @@ def _copies(rows: IntArray, fan: ArrayLike) -> IntArray | None:
         raise InvalidTraffic(
             f"fan has shape {found.shape}, the rows {rows.shape}; give one count per rank pair"
         )
-    bad = (found > rows) | (np.eye(len(rows), dtype=np.bool_) & (found > 0))
-    if bad.any():
-        src, dst = np.argwhere(bad)[0].tolist()
+    bad = found > rows
+    if bad.any() or found.diagonal().any():
+        src, dst = np.argwhere(bad | (np.eye(len(rows), dtype=np.bool_) & (found > 0)))[0].tolist()
         raise InvalidTraffic(
             f"fan[{src}, {dst}] is {found[src, dst]} of {rows[src, dst]} rows; copies are rows too, and go to another rank"
         )
