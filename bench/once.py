@@ -42,7 +42,7 @@ def choices(experts, top_k, skewed, tokens, rank, seed=0):
     return np.argsort(-keys, axis=1)[:, :top_k].copy()
 
 
-def measure(repeat, width, scheduler):
+def measure(repeat, width, scheduler, only=""):
     """By case: seconds [[each for itself, once], ..], and bytes between nodes of each."""
     import torch
     import torch.distributed as dist
@@ -67,6 +67,8 @@ def measure(repeat, width, scheduler):
 
         yard.transport.exchange = counted
         for name, (experts, top_k, skewed, tokens, dedup) in CASES.items():
+            if only not in name:
+                continue
             index = torch.from_numpy(choices(experts, top_k, skewed, tokens, yard.rank))
             x, weights = torch.randn(tokens, width), torch.rand(tokens, top_k)
             home_E = np.arange(experts) * yard.size // experts
@@ -133,9 +135,15 @@ def main():
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--width", type=int, default=512, help="float32 values of a row")
     parser.add_argument("--scheduler", default="auto")
+    parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    arguments = {"repeat": asked.repeat, "width": asked.width, "scheduler": asked.scheduler}
+    arguments = {
+        "repeat": asked.repeat,
+        "width": asked.width,
+        "scheduler": asked.scheduler,
+        "only": asked.only,
+    }
     found = run(asked.lab, "bench.once:measure", arguments, show="first", name=f"once{os.getpid()}")[0]
     rows = summary(found)
     print(

@@ -95,6 +95,23 @@ def theirs() -> str:
     )
 
 
+def once() -> str:
+    """Tokens that cross to a node once in the lab, paired."""
+    found = stored("once_lab.json")
+    lines = [
+        f"In {found['lab']} (float32 rows of {4 * found['width']} bytes, scheduler `auto`, the median of so many pairs, and the bound under which the",
+        'median lies in 95% of such trials; top-2 with `dedup="auto"`):',
+        "",
+        "| tokens | each for itself | once | once / each | below | bytes between nodes | pairs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found["rows"].items():
+        seconds = " | ".join(f"{row[key] * 1e3:.0f} ms" for key in ("each_s", "once_s"))
+        figures = " | ".join(f"{row[key]:.2f}" for key in ("ratio", "upper", "bytes_ratio"))
+        lines.append(f"| {name} | {seconds} | {figures} | {row['pairs']} |")
+    return "\n".join(lines)
+
+
 FIGURES = {  # (page, mark) -> what stands there
     ("README.md", "promise"): promise,
     ("README.md", "families"): families,
@@ -103,6 +120,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/faults.md", "faults"): table.of_campaign,
     ("docs/faults.md", "mutants"): mutants.told,
     ("docs/simulator.md", "ns3"): ns3,
+    ("docs/runtime.md", "once"): once,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,
 }
