@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 
-from bench import versions
+from bench import codec, versions
 from bench.document import ROOT, between_marks
 from bench.faults import table
 from bench.mutants import table as mutants
@@ -119,6 +119,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("README.md", "versions"): versions.stored_table,
     ("docs/faults.md", "faults"): table.of_campaign,
     ("docs/faults.md", "mutants"): mutants.told,
+    ("docs/runtime.md", "codec"): codec.stored,
     ("docs/simulator.md", "ns3"): ns3,
     ("docs/runtime.md", "once"): once,
     ("docs/train.md", "lab"): lab,

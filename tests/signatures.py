@@ -50,6 +50,7 @@ def run(name):
 
         warm.schedules()
         warm.placements()
+        warm.codecs()
 
 
 def watch():

@@ -5,7 +5,13 @@ python -m tests.warm
 
 from __future__ import annotations
 
+import numpy as np
+
 import moeyard as my
+from moeyard.kernels.codec.bits import decode_bits, encode_bits
+from moeyard.kernels.codec.blocks import checksum
+from moeyard.kernels.codec.changes import decode_changes, encode_changes
+from moeyard.kernels.codec.pick import decode_pick, encode_pick
 from moeyard.warm import warm_crossing, warm_placements, warm_schedules
 from moeyard.workloads import workload
 
@@ -33,6 +39,19 @@ def placements() -> None:
     my.simulate(cluster, my.schedule(cluster, traffic, "direct"))
 
 
+def codecs() -> None:
+    """Every codec's kernels, once."""
+    master, words = np.ones(40, np.float32), np.zeros(400, np.uint32)
+    for code, read, number in ((encode_bits, decode_bits, 2), (encode_pick, decode_pick, 8)):
+        code(master, master * 0, words, words.view(np.uint16), np.int64(4), np.int64(number))
+        read(master, words, words.view(np.uint16), np.int64(4), np.int64(number))
+    counts, bits = np.zeros(1, np.uint8), np.arange(40, dtype=np.uint16)
+    encode_changes(bits, bits, counts, words)
+    decode_changes(bits, counts, words)
+    checksum(words)
+
+
 if __name__ == "__main__":
     schedules()
     placements()
+    codecs()

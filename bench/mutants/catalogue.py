@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bench.mutants.coding import CODING
 from bench.mutants.planning import PLANNING
 from bench.mutants.running import RUNNING
 from bench.mutants.training import TRAINING
 
-MUTANTS = [*PLANNING, *TRAINING, *RUNNING]
+MUTANTS = [*PLANNING, *TRAINING, *RUNNING, *CODING]

@@ -9,6 +9,7 @@ import pytest
 
 ROOMS = (  # from the ground up
     "block",
+    "codec",
     "faults",
     "agree",
     "options",

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
-from moeyard.errors import UnknownName
+from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
+from moeyard.runtime.codec.spec import Codec
 from moeyard.version import __version__
 
 
@@ -18,8 +19,9 @@ class Options:
     """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
     None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none. ahead:
     replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
-    tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses to a node once and is handed round there, "auto" where the
-    cluster's ports say that it pays."""
+    tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses
+    to a node once and is handed round there, "auto" where the cluster's ports say that it pays. codec: how experts travel between
+    datacenters, or on all hops; None: whole."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -32,6 +34,7 @@ class Options:
     resident: bool = True
     chunks: int | str = 1
     dedup: bool | str = False
+    codec: str | None = None
 
     @property
     def plans_ahead(self) -> bool:
@@ -43,13 +46,22 @@ class Options:
             raise UnknownName.of("chunks", str(self.chunks), ("1", "2", "auto"))
         if self.dedup not in (True, False, "auto"):
             raise UnknownName.of("dedup", str(self.dedup), ("True", "False", "auto"))
+        if self.codec is not None:
+            Codec.parse(self.codec)
+
+    def check_for(self, cluster: Cluster) -> None:
+        """A codec that no hop would use is a mistake."""
+        if self.codec is not None and cluster.datacenters == 1 and not Codec.parse(self.codec).everywhere:
+            raise InvalidCluster(
+                f"codec {self.codec!r} is for hops between datacenters, and the cluster has one; write {self.codec}@all for all hops"
+            )
 
     def digest(self, cluster: Cluster | None) -> int:
         """What ranks compare: the version, the cluster and all of this."""
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
-            self.checked, self.ahead, self.resident, self.chunks, self.dedup,
+            self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec,
         )  # fmt: skip
 
 
@@ -76,4 +88,5 @@ def in_force(options: Options) -> Options:
         transport="collective",
         chunks=1,
         dedup=False,
+        codec=None,
     )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -62,23 +61,23 @@ _count = 0  # yards made by this process: their number names them in the store
 class Yard:
     """Everything that the expert-parallel exchanges of one group need.
 
-    `where`: a ProcessGroup (default: the whole world) or a DeviceMesh of one dimension (expert parallel) or two (data
-    parallel x expert parallel, the last dimension or the one named "ep"). Every rank of the world makes the yard, with
-    the same options; each expert-parallel group then exchanges for itself, and `data_group` joins the ranks that hold
-    the same experts.
+    `where`: a ProcessGroup (default: the whole world) or a DeviceMesh of one dimension (expert parallel) or two (data parallel x expert
+    parallel, the last dimension or the one named "ep"). Every rank of the world makes the yard, with the same options; each
+    expert-parallel group then exchanges for itself, and `data_group` joins the ranks that hold the same experts.
 
     cluster: a Cluster, a file or a preset; "measure": as the lab or the launcher shows it, with links measured now or found in the
     cache (see `links`). planner, slots, policy: how experts get replicas ("static": none), and which copy serves a row. interfaces: on gloo,
     the network interface of each rail; management: one that is no rail, for control. In a lab the cluster and the
-    interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error.
-    transport: "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying
-    out plans. ahead: replicas are planned from the counts of the calls before and gathered while the layer before
-    computes, their gradients reduced behind the backward pass; False: on this very call's counts, on the spot. resident:
-    each layer has memory of its own for replicas; False: all layers share room for two. chunks: 2 sends one half of the
-    tokens while the experts compute the other, "auto" where `model` says that it pays. dedup: a token crosses to a node once and is
-    handed round there, its results come back as one sum; "auto" where the cluster says that it pays. checked: replicas are compared with
-    their homes before every use. observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and
-    finished exchange, with times. accelerator: emulates one about the experts of a Hugging Face model.
+    interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error. transport:
+    "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying out plans. ahead:
+    replicas are planned from the counts of the calls before and gathered while the layer before computes, their gradients reduced
+    behind the backward pass; False: on this very call's counts, on the spot. resident: each layer has memory of its own for replicas;
+    False: all layers share room for two. chunks: 2 sends one half of the tokens while the experts compute the other, "auto" where
+    `model` says that it pays. dedup: a token crosses to a node once and is handed round there, its results come back as one sum; "auto"
+    where the cluster says that it pays. codec: how experts travel between datacenters: "bits:1", "pick:8", "lossless", ... (codec/spec.py).
+    checked: replicas are compared with their homes before every use. observer: called with (stage, src, dst, rows, rail) of each message
+    sent. watcher: told of every gather, plan and finished exchange, with times. accelerator: emulates one about the experts of a
+    Hugging Face model.
     """
 
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
@@ -107,6 +106,7 @@ class Yard:
         resident: bool = True,
         chunks: int | str = 1,
         dedup: bool | str = False,
+        codec: str | None = None,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
@@ -114,7 +114,7 @@ class Yard:
         global _count
         _count += 1
         self.options = in_force(
-            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup)
+            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, codec)
         )  # fmt: skip
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
@@ -184,8 +184,10 @@ class Yard:
         self.exchange(plan, backward, output, source)
 
     def _plan_for(self, cluster: Cluster) -> None:
+        self.options.check_for(cluster)
         self.forecasts.forget()
         self.workspace.begun = None
+        self.workspace.chains.clear()  # whoever receives from now on gets an anchor
         self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
 
     # what roles ask for
@@ -393,7 +395,5 @@ class Yard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

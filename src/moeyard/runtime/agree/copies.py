@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moeyard.arrays import IntArray
+from moeyard.arrays import BoolArray, IntArray
 from moeyard.placement import Placement
 from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.faults.errors import Mismatch
@@ -21,8 +21,14 @@ class Held(Protocol):
     slot: str
     turn: int
 
-    def digests(self) -> tuple[IntArray, IntArray]:
-        """int64 [E] each: of the masters at home here, cast as replicas are; of all that is hosted here. Zero elsewhere."""
+    @property
+    def coded_ER(self) -> BoolArray | None:
+        """Hosts that hold what a codec brought them; None: nobody does."""
+        ...
+
+    def digests(self) -> tuple[IntArray, IntArray, IntArray]:
+        """int64 [E] each: of the masters at home here, cast as replicas are; of what a codec's receivers of them should hold; of all
+        that is hosted here. Zero elsewhere."""
         ...
 
 
@@ -44,10 +50,13 @@ def compare_copies(agreement: Agreement, held: Sequence[Held], turn: int) -> int
 
 def _compare(agreement: Agreement, held: Held) -> int:
     home_E, hosts_ER = held.placement.home_E, held.placement.hosts_ER
-    digests = agreement.control.gather(np.concatenate(held.digests())).T  # [2 E, R]
-    masters, hosted = np.split(digests, 2)
-    wanted = masters[np.arange(len(home_E)), home_E]
-    wrong = hosts_ER & (hosted != wanted[:, None])
+    digests = agreement.control.gather(np.concatenate(held.digests())).T  # [3 E, R]
+    masters, sent, hosted = np.split(digests, 3)
+    at_home, coded_ER = (np.arange(len(home_E)), home_E), held.coded_ER
+    wanted = masters[at_home][:, None]
+    if coded_ER is not None:
+        wanted = np.where(coded_ER, sent[at_home][:, None], wanted)
+    wrong = hosts_ER & (hosted != wanted)
     if wrong.any():
         expert = int(np.flatnonzero(wrong.any(axis=1))[0])
         ranks = np.flatnonzero(wrong[expert]).tolist()

@@ -36,3 +36,8 @@ def unseen() -> AbstractContextManager[Any]:
     """Where selective checkpointing does not look. It counts the operations of a forward and wants the same ones again; but a gather that
     was begun a layer ahead is made on the spot when autograd recomputes the layer."""
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+def recomputing() -> bool:
+    """Inside a backward pass: autograd runs a checkpointed forward again."""
+    return torch._C._current_graph_task_id() != -1

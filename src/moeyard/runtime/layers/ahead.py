@@ -32,7 +32,7 @@ from moeyard.planners import place
 from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
-from moeyard.runtime.block.compiled import unseen
+from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
@@ -237,11 +237,6 @@ def next_step(yard: Hosts) -> StepPlan | None:
     if not layers or len(layers) < len(found):
         return None
     return StepPlan(yard.cluster, layers, overlap=True, ahead=1, resident=yard.options.resident)
-
-
-def recomputing() -> bool:
-    """Inside a backward pass: autograd runs a checkpointed forward again."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -25,11 +25,12 @@ from moeyard.planners.static import static_homes
 from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.block.compiled import recomputing
 from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.layers import crossing
-from moeyard.runtime.layers.ahead import Call, Layer, choose_placement, recomputing
+from moeyard.runtime.layers.ahead import Call, Layer, choose_placement
 from moeyard.runtime.layers.autograd import send_rows
 from moeyard.runtime.layers.counted import Counted, Together, count
 from moeyard.runtime.layers.crossing import Once

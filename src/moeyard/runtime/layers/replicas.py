@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from moeyard.arrays import IntArray
+from moeyard.arrays import BoolArray, IntArray
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.block.compiled import unseen
+from moeyard.runtime.block.compiled import recomputing, unseen
+from moeyard.runtime.layers.coded import Coded
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
+from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
 from moeyard.runtime.transport.behind import Carry, Job
 
@@ -63,6 +65,9 @@ class Hosted:
         self.parameters = [parameter.detach() for parameter in parameters]
         self.width = sum(_width(parameter) for parameter in parameters)
         self.weights: list[torch.Tensor] = []
+        self.coded: Coded | None = None
+        if yard.options.codec is not None:
+            self.coded = Coded(yard, self.copies, dtype, self.width, site)
         self.slot, self.turn = "", -1
         self._gather: Job | None = None
         self._reduce: Job | None = None
@@ -80,7 +85,11 @@ class Hosted:
             for i, one in enumerate(self.parameters)
         ]
         workspace.filled[self.slot] = self.turn
+        if self.coded is not None:
+            self.coded.prepare(self._gather is None and not recomputing(), self._master)
         self._gather = self.yard.behind.submit(self._fill)
+        if self.coded is not None:
+            self.coded.chain.job = self._gather
 
     def again(self) -> list[torch.Tensor]:
         """The weights, ready to be used: gathered, unless nothing else was put there since. Every rank of the yard comes here at the
@@ -101,27 +110,24 @@ class Hosted:
         kept = self._index(copies.kept)
         for one, weight in zip(self.parameters, self.weights, strict=True):
             weight.index_copy_(0, kept, one.to(self.dtype))
+        if self.coded is not None:
+            self.coded.cross(carry, self._master)
         for tier, plan in zip(copies.tiers, self.plans, strict=True):
-            leave, arrive = self._index(tier.leave), self._index(tier.arrive)
-            leaving = torch.cat([one.index_select(0, leave).flatten(1) for one in self.weights], dim=1)
-            arriving = self._travel(carry, plan, False, leaving, len(tier.arrive))
+            if self.coded is not None and self.coded.covers(tier):
+                arriving = self.weights[0].new_empty((len(tier.arrive), self.width))
+                for row, held in zip(arriving, self.coded.arrived(tier), strict=True):
+                    row.copy_(held)
+            else:
+                leave = self._index(tier.leave)
+                leaving = torch.cat([one.index_select(0, leave).flatten(1) for one in self.weights], dim=1)
+                arriving = travel(carry, plan, self.cut, leaving, len(tier.arrive))
             for part, weight in zip(self._apart(arriving), self.weights, strict=True):
-                weight.index_copy_(0, arrive, part)
+                weight.index_copy_(0, self._index(tier.arrive), part)
 
-    def _travel(
-        self, carry: Carry, plan: Plan, backward: bool, leaving: torch.Tensor, count: int
-    ) -> torch.Tensor:
-        """[expert, width] out, [expert, width] in, wave by wave."""
-        waves, parts = self.cut.waves, self.cut.parts
-        if waves == 1:
-            arriving = leaving.new_empty((count, self.width))
-            carry(plan, backward, _rows(arriving, parts), _rows(leaving, parts))
-            return arriving
-        out = leaving.view(len(leaving), waves, self.width // waves)
-        into = leaving.new_empty((waves, count, self.width // waves))
-        for wave in range(waves):
-            carry(plan, backward, _rows(into[wave], parts), _rows(out[:, wave].contiguous(), parts))
-        return into.transpose(0, 1).reshape(count, self.width)
+    def _master(self, expert: int) -> torch.Tensor:
+        """[width] of an expert at home here, in its own dtype."""
+        place = int(np.searchsorted(self.copies.own, expert))
+        return torch.cat([one[place].flatten() for one in self.parameters])
 
     def _apart(self, experts: torch.Tensor) -> list[torch.Tensor]:
         """[expert, width] as the stacks have it."""
@@ -152,7 +158,7 @@ class Hosted:
         totals = [grad.index_select(0, summed).to(wide) for grad in grads]
         for tier, plan in zip(reversed(copies.tiers), reversed(self.plans), strict=True):
             leaving = self._leaving(tier, grads, totals, wide if len(copies.tiers) > 1 else grads[0].dtype)
-            arriving = self._travel(carry, plan, True, leaving, len(tier.leave))
+            arriving = travel(carry, plan, self.cut, leaving, len(tier.leave), backward=True)
             into = self._index(np.searchsorted(copies.summed, tier.leave))
             for part, total in zip(self._apart(arriving), totals, strict=True):
                 total.index_add_(0, into, part.to(wide))
@@ -187,12 +193,19 @@ class Hosted:
     def _index(self, values: IntArray) -> torch.Tensor:
         return to_device(np.ascontiguousarray(values), self.yard.device)
 
-    def digests(self) -> tuple[IntArray, IntArray]:
-        experts = len(self.placement.home_E)
-        masters, hosted = np.zeros(experts, np.int64), np.zeros(experts, np.int64)
+    @property
+    def coded_ER(self) -> BoolArray | None:
+        return None if self.coded is None else self.coded.coded_ER
+
+    def digests(self) -> tuple[IntArray, IntArray, IntArray]:
+        masters, sent, hosted = np.zeros((3, len(self.placement.home_E)), np.int64)
         masters[self.copies.own] = _digest([one.to(self.dtype) for one in self.parameters])
         hosted[self.copies.hosted] = _digest(self.weights)
-        return masters, hosted
+        for expert in self.copies.own.tolist():
+            flat = None if self.coded is None else self.coded.sent(expert)
+            if flat is not None:
+                sent[expert] = _digest(self._apart(flat[None]))[0]
+        return masters, sent, hosted
 
 
 class Gather(torch.autograd.Function):
@@ -295,11 +308,6 @@ def _same_memory(weight: torch.Tensor) -> torch.Tensor:
     """No view of it: what is filled later, or for another layer, would count as written over."""
     new = weight.new_empty(0)
     return new.set_(weight.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
-
-
-def _rows(experts: torch.Tensor, parts: int) -> torch.Tensor:
-    """[expert, width] -> [row, part of the width], the same memory."""
-    return experts.view(len(experts) * parts, experts.shape[1] // parts)
 
 
 def _width(stacked: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import torch
@@ -58,6 +59,10 @@ class Workspace:
         self.begun: Any = None
         self.ahead = self.spot = 0  # gathers used that had been begun ahead, and others
         self.compared = 0  # copies found equal to their masters so far
+        self.chains: dict[Any, Any] = {}  # what a codec's receivers hold, by layer
+        self.tally: Counter[str] = (
+            Counter()
+        )  # of a codec: messages, anchors, bytes that this rank sent; experts mended
 
     def slot(self, site: int, turn: int) -> str:
         """Where a layer's replicas go."""
@@ -99,4 +104,5 @@ class Workspace:
         self.held.clear()
         self.known.clear()
         self.begun = None
+        self.chains.clear()
         self.turn += 1

@@ -1,0 +1,66 @@
+"""Defects of codecs."""
+
+from __future__ import annotations
+
+from bench.mutants.mutant import Mutant
+
+_KERNELS, _RUNTIME = "tests/core/test_codec_kernels.py", "tests/runtime/test_codec.py"
+
+CODING = [
+    Mutant(
+        "a codec's sender forgets what it sent",
+        "runtime/codec/copies.py",
+        "encode(self.codec, master.float().contiguous(), self.held, words)",
+        "encode(self.codec, master.float().contiguous(), self.held.clone(), words)",
+        f"{_RUNTIME}::test_the_study_trains_with_what_the_runtime_decodes[trial0]",
+    ),
+    Mutant(
+        "a message of another version is taken",
+        "runtime/codec/message.py",
+        "int(head[0]) != version or ",
+        "",
+        f"{_RUNTIME}::test_a_message_that_is_not_what_it_should_be_is_seen",
+    ),
+    Mutant(
+        "a message's checksum is not looked at",
+        "runtime/codec/message.py",
+        " or checksum_of(plain) != said",
+        "",
+        f"{_RUNTIME}::test_a_message_that_is_not_what_it_should_be_is_seen",
+    ),
+    Mutant(
+        "what is picked has the wrong sign",
+        "kernels/codec/pick.py",
+        "np.uint32(n) if best[g] < 0 else",
+        "np.uint32(n) if best[g] > 0 else",
+        f"{_KERNELS}::test_a_message_is_the_slow_one[31-pick-8]",
+    ),
+    Mutant(
+        "a block that is not full has too small a scale",
+        "kernels/codec/bits.py",
+        "half = rounded(total_of(size, more) / count)",
+        "half = rounded(total_of(size, more) / BLOCK)",
+        f"{_KERNELS}::test_a_message_is_the_slow_one[31-bits-1]",
+    ),
+    Mutant(
+        "a new receiver gets a difference",
+        "runtime/layers/coded.py",
+        "return link is not None and link.home == home and holders <= link.holders",
+        "return link is not None and link.home == home",
+        f"{_RUNTIME}::test_lossy_codecs_train_and_receivers_are_never_stale",
+    ),
+    Mutant(
+        "masters that did not change move their receivers",
+        "runtime/layers/coded.py",
+        "same = self.chain.seen.get(expert) == bits",
+        "same = False",
+        f"{_RUNTIME}::test_the_same_parameters_are_held_as_the_same_bits",
+    ),
+    Mutant(
+        "a receiver keeps a wrong message to itself",
+        "runtime/layers/coded.py",
+        "            flags[expert] |= kind == 0\n",
+        "",
+        f"{_RUNTIME}::test_a_wrong_message_is_followed_by_an_anchor[a bit]",
+    ),
+]

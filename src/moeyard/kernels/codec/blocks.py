@@ -1,0 +1,93 @@
+"""What all difference codecs share: blocks of values with one scale, and bits in planes.
+
+A scale is a bf16: half a word. Bit j of word w of a plane is that of value j * words + w, so that neighbours go into different words
+and a processor packs many at once: half of the values beside the other half, and so on. Loops go over scratch of fixed places, so that the
+compiler need not ask whether two arrays are one. Places are unsigned where they are sums: a signed one might count from an array's end, so the
+compiler would look at each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moeyard.kernels.compile import inner, kernel
+
+BLOCK = 1024
+WORD = 32
+
+
+@inner
+def rounded(value: float) -> np.uint16:
+    """The upper half of a float32, rounded to the nearest, halves to even: a bf16."""
+    bits = np.int64(np.float32(value).view(np.uint32))
+    return np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@inner
+def widened(half: np.uint16) -> np.float32:
+    return np.uint32(np.uint32(half) << np.uint32(16)).view(np.float32)
+
+
+@kernel(nogil=True)
+def checksum(words: Any) -> np.uint64:
+    """Of uint32 words: each times an odd number of its place, so that no single change leaves it alone. Modulo 2 ** 64."""
+    total = np.uint64(0)
+    for i in range(len(words)):
+        total += np.uint64(words[i]) * np.uint64(2 * i + 1)
+    return total
+
+
+@inner
+def differences(master: Any, held: Any, at: int, count: int, e: Any) -> None:
+    first = np.uint64(at)
+    for i in range(count):
+        e[i] = master[first + np.uint64(i)] - held[first + np.uint64(i)]
+    for i in range(count, BLOCK):
+        e[i] = 0
+
+
+@inner
+def fold(bits: Any, other: Any, count: int) -> None:
+    """bits[:count], each 0 or 1 -> other[: count // 32], as words of a plane. To and fro: in place, the compiler would go one by one."""
+    half = count // 2
+    _join(bits, other, half, np.uint32(16))
+    _join(other, bits, half // 2, np.uint32(8))
+    _join(bits, other, half // 4, np.uint32(4))
+    _join(other, bits, half // 8, np.uint32(2))
+    _join(bits, other, half // 16, np.uint32(1))
+
+
+@inner
+def _join(bits: Any, into: Any, half: int, shift: Any) -> None:
+    upper = np.uint64(half)
+    for i in range(half):
+        into[i] = bits[i] | (bits[upper + np.uint64(i)] << shift)
+
+
+@inner
+def unfold(bits: Any, count: int) -> None:
+    """bits[: count // 32], words of a plane -> the lowest bits of bits[:count]."""
+    size, shift = count // WORD, np.uint32(1)
+    while size < count:
+        for i in range(size):
+            bits[np.uint64(size) + np.uint64(i)] = bits[i] >> shift
+        size *= 2
+        shift <<= np.uint32(1)
+
+
+@inner
+def total_of(sizes: Any, other: Any) -> float:
+    """The sum of sizes[:], 32 or more of them, which are lost."""
+    half = len(sizes) // 2
+    while half >= WORD:
+        for i in range(half):
+            other[i] = sizes[i] + sizes[np.uint64(half) + np.uint64(i)]
+        for i in range(half // 2):
+            sizes[i] = other[i] + other[np.uint64(half // 2) + np.uint64(i)]
+        half //= 4
+    total = 0.0
+    for i in range(half * 2):
+        total += sizes[i]
+    return total

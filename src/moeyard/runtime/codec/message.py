@@ -1,0 +1,45 @@
+"""One expert's message: int32 words, a head before what the codec writes. All of it is under a checksum.
+
+words    0 version    1 kind    2, 3 checksum    4.. what the codec writes
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from moeyard.kernels.codec.blocks import checksum
+from moeyard.runtime.codec.spec import HEAD
+
+CHANGED, SAME = 1, 2  # kinds: a difference follows; masters have not changed, hold what you hold
+_CHUNK = 1 << 22
+
+
+def checksum_of(words: torch.Tensor) -> int:
+    """Of int32 words on any device, modulo 2 ** 64, as a signed number."""
+    if words.device.type == "cpu":
+        return int(np.uint64(checksum(words.numpy().view(np.uint32))).astype(np.int64))
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for at in range(0, len(words), _CHUNK):
+        part = words[at : at + _CHUNK].to(torch.int64) & 0xFFFFFFFF
+        place = torch.arange(at, at + len(part), device=words.device)
+        total += (part * (2 * place + 1)).sum()
+    return int(total.item())
+
+
+def seal(words: torch.Tensor, version: int, kind: int) -> None:
+    """Write the head of a message whose rest is written."""
+    words[:HEAD] = torch.tensor([version, kind, 0, 0], dtype=torch.int32)
+    found = checksum_of(words)
+    words[2:HEAD] = torch.from_numpy(np.array([found], np.int64).view(np.int32))
+
+
+def kind_of(words: torch.Tensor, version: int) -> int:
+    """What arrived: CHANGED or SAME; 0 if it is not the message of this version, bit by bit."""
+    head = words[:HEAD].cpu()
+    said = int(head[2:].contiguous().view(torch.int64).item())
+    plain = words.clone()
+    plain[2:HEAD] = 0
+    if int(head[0]) != version or int(head[1]) not in (CHANGED, SAME) or checksum_of(plain) != said:
+        return 0
+    return int(head[1])

@@ -1,0 +1,292 @@
+"""Hops on which a codec carries experts: who holds what, and one gather's messages.
+
+    prepare     on the caller's thread, all ranks alike: who gets a message and who an anchor follows from who got what before
+    cross       behind the training: encode at home, send along the tree, decode; then all ranks tell one another which messages were
+                not what they should be, and anchors follow at once
+
+An anchor is the whole expert; an expert's receivers all get one, or none. Everybody knows who holds which version; homes and receivers
+alone have the copies. A recomputed forward and the backward pass read what is held, and send nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from moeyard.arrays import BoolArray, IntArray
+from moeyard.errors import InvalidModel
+from moeyard.runtime.agree.agreement import make_plan
+from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.codec.copies import HeldCopy, held_copy
+from moeyard.runtime.codec.message import CHANGED, SAME, checksum_of, kind_of, seal
+from moeyard.runtime.codec.spec import Codec
+from moeyard.runtime.layers.copies import Copies, Cut, Tier
+from moeyard.runtime.layers.travel import travel
+from moeyard.runtime.roles import Hosts
+from moeyard.runtime.transport.behind import Carry, Job
+from moeyard.stepplan import TIERS
+from moeyard.traffic import Traffic
+
+WAN = TIERS.index("wan")
+_ROUND = 16  # words that a message is filled up to, so that it can be cut into rows
+_SIZES = 32  # that a message up to as long as its expert may have
+
+Master = Callable[[int], torch.Tensor]  # expert at home here -> [width], in its own dtype
+
+
+class Link(NamedTuple):
+    """What all ranks know of an expert's receivers."""
+
+    home: int
+    holders: frozenset[int]
+    version: int
+
+
+@dataclass
+class Chain:
+    """One layer's receivers. links: known to all; copies: of this rank, as home or as receiver; seen: of masters at their last message."""
+
+    links: dict[int, Link] = field(default_factory=dict)
+    copies: dict[int, HeldCopy] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    job: Job | None = None  # the last one that changes the copies
+
+
+class Errand(NamedTuple):
+    """What one gather sends."""
+
+    anchors: frozenset[int]
+    versions: dict[int, int]
+    cut: Cut  # of messages
+    size: int  # words of a message
+    plans: dict[tuple[str, bool], Plan]  # by tier, and whether for anchors
+    verdict: Plan
+    encoded: dict[int, torch.Tensor]  # messages that had to be made to know their size
+    here: frozenset[int]  # experts of which this rank then has a copy: at home, or received by a coded hop
+
+
+class Coded:
+    """The coded hops of one gather."""
+
+    def __init__(self, yard: Hosts, copies: Copies, dtype: torch.dtype, width: int, site: int) -> None:
+        assert yard.options.codec is not None
+        if site == 0:
+            raise InvalidModel(
+                "a codec keeps what receivers hold between calls, by layer; give gather_experts the layer's site (yard.next_site())"
+            )
+        self.yard, self.copies, self.dtype, self.width = yard, copies, dtype, width
+        self.codec = Codec.parse(yard.options.codec)
+        hops = copies.layer.hops_H4
+        self.hops = hops[(hops[:, 0] == WAN) | self.codec.everywhere]
+        self.tiers = [tier for tier in copies.tiers if self.covers(tier)]
+        self.chain: Chain = yard.workspace.chains.setdefault((site, dtype), Chain())
+        self.tally: Counter[str] = yard.workspace.tally
+        self.errand: Errand | None = None
+
+    def covers(self, tier: Tier) -> bool:
+        return self.codec.everywhere or tier.name == TIERS[WAN]
+
+    @property
+    def coded_ER(self) -> BoolArray:
+        """Hosts whose copy came by way of a coded hop."""
+        found = np.zeros_like(self.copies.placement.hosts_ER)
+        coded = {tuple(hop) for hop in self.hops.tolist()}
+        for hop in sorted(self.copies.layer.hops_H4.tolist(), reverse=True):  # the wide tiers first
+            _, src, dst, expert = hop
+            found[expert, dst] = tuple(hop) in coded or found[expert, src]
+        return found
+
+    # by all ranks, alike
+
+    def prepare(self, fresh: bool, master: Master) -> None:
+        """fresh: the parameters may have changed since the last gather."""
+        links, wanted = self.chain.links, self._wanted()
+        current = {e for e, (home, holders) in wanted.items() if _reaches(links.get(e), home, holders)}
+        self.errand = None
+        if self.codec.exact and self.chain.job is not None:
+            self.chain.job.wait()  # the size of its messages is agreed on here, so they are made here
+        if not wanted or (not fresh and len(current) == len(wanted)):
+            return
+        anchors = frozenset(wanted.keys() - current)
+        versions = {e: links[e].version + 1 if e in current else 0 for e in wanted}
+        self.chain.links = {e: Link(*wanted[e], versions[e]) for e in wanted}
+        encoded = self._encode(sorted(current), master) if self.codec.exact else {}
+        size = self._size(encoded, bool(current))
+        cut = self.copies.cut(size, 4, self.yard.cluster, self.yard.behind.waves)
+        plans = {
+            (tier.name, whole): self.yard.plan(traffic, self.copies.digest)
+            for tier in self.tiers
+            for whole in (False, True)
+            if (traffic := self._traffic(tier, anchors if whole else current, whole, cut)) is not None
+        }
+        told = np.ones((self.yard.size, self.yard.size), np.int64) - np.eye(self.yard.size, dtype=np.int64)
+        verdict = self.yard.plan(Traffic(told, 8 * len(self.copies.placement.home_E)))
+        mine = self.yard.rank
+        here = frozenset(e for e, (home, holders) in wanted.items() if mine == home or mine in holders)
+        self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here)
+
+    def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
+        home = self.copies.placement.home_E
+        found: dict[int, set[int]] = {}
+        for _, _, dst, expert in self.hops.tolist():
+            found.setdefault(expert, set()).add(dst)
+        return {e: (int(home[e]), frozenset(ranks)) for e, ranks in sorted(found.items())}
+
+    def _size(self, encoded: dict[int, torch.Tensor], any_message: bool) -> int:
+        """Words of this gather's messages. Where they follow from what changed, in steps: each other size is another plan."""
+        if not self.codec.exact:
+            return _filled(self.codec.words(self.width), _ROUND)
+        longest = max((len(words) for words in encoded.values()), default=1)
+        if any_message:
+            longest = int(self.yard.agree("sizes", [longest]).max())
+        return _filled(longest, _filled(self.width * self.dtype.itemsize // 4 // _SIZES, _ROUND))
+
+    def _traffic(
+        self, tier: Tier, experts: frozenset[int] | set[int], whole: bool, cut: Cut
+    ) -> Traffic | None:
+        ranks = self.yard.size
+        number, src, dst, expert = self.hops.T
+        mine = (number == TIERS.index(tier.name)) & np.isin(expert, sorted(experts))
+        rows = np.bincount(src[mine] * ranks + dst[mine], minlength=ranks * ranks).reshape(ranks, ranks)
+        way = self._whole_cut() if whole else cut
+        return Traffic(rows * way.parts, way.row_bytes) if rows.any() else None
+
+    def _whole_cut(self) -> Cut:
+        return self.copies.cut(self.width, self.dtype.itemsize, self.yard.cluster, self.yard.behind.waves)
+
+    # behind the training
+
+    @torch.no_grad()
+    def cross(self, carry: Carry, master: Master) -> None:
+        """Bring what receivers hold to where this gather wants it."""
+        errand = self.errand
+        if errand is None:
+            return
+        for dropped in self.chain.copies.keys() - errand.here:
+            del self.chain.copies[dropped]
+        flags = np.zeros(len(self.copies.placement.home_E), np.int64)
+        self._anchor_own(errand.anchors, master)
+        current = [e for e in errand.versions if e not in errand.anchors and self._home(e)]
+        messages = errand.encoded or self._encode(current, master)
+        for expert in messages:
+            flags[expert] |= self.chain.copies[expert].strayed(master(expert))
+        for tier in self.tiers:
+            self._send_messages(carry, tier, errand, messages, flags)
+            self._send_anchors(carry, tier, errand.anchors, errand.plans.get((tier.name, True)))
+        again = self._verdict(carry, errand, flags)
+        if again:
+            self._mend(carry, again, master)
+
+    def _home(self, expert: int) -> bool:
+        return int(self.copies.placement.home_E[expert]) == self.yard.rank
+
+    def _anchor_own(self, experts: frozenset[int] | set[int], master: Master) -> None:
+        for expert in filter(self._home, sorted(experts)):
+            whole = master(expert)
+            self.chain.copies[expert] = held_copy(self.codec, whole.to(self.dtype))
+            self.chain.seen[expert] = _bits_of(whole)
+
+    def _encode(self, experts: Sequence[int], master: Master) -> dict[int, torch.Tensor]:
+        """Messages of own experts, their kind in place; one that has not changed since keeps its receivers where they are."""
+        made = {}
+        for expert in filter(self._home, experts):
+            whole = master(expert)
+            bits = _bits_of(whole)
+            same = self.chain.seen.get(expert) == bits
+            if same:
+                made[expert] = torch.zeros(_ROUND, dtype=torch.int32, device=whole.device)
+            else:
+                made[expert] = self.chain.copies[expert].encode(whole)
+            made[expert][1] = SAME if same else CHANGED
+            self.chain.seen[expert] = bits
+        return made
+
+    def _send_messages(
+        self, carry: Carry, tier: Tier, errand: Errand, messages: dict[int, torch.Tensor], flags: IntArray
+    ) -> None:
+        plan = errand.plans.get((tier.name, False))
+        if plan is None:
+            return
+        leave, arrive = (self._of(places, errand.anchors, False) for places in (tier.leave, tier.arrive))
+        leaving = torch.zeros((len(leave), errand.size), dtype=torch.int32, device=self.yard.device)
+        for row, expert in zip(leaving, leave, strict=True):
+            row[: len(messages[expert])] = messages[expert]
+            if self._home(expert):  # with what it is filled up with; others hand on what they got
+                seal(row, errand.versions[expert], int(row[1]))
+        arriving = travel(carry, plan, errand.cut, leaving, len(arrive))
+        for words, expert in zip(arriving, arrive, strict=True):
+            messages[expert] = words
+            kind = kind_of(words, errand.versions[expert])
+            if kind == CHANGED:
+                self.chain.copies[expert].decode(words)
+            flags[expert] |= kind == 0
+        self.tally["messages"] += len(leave)
+        self.tally["bytes"] += leaving.numel() * 4
+
+    def _send_anchors(
+        self, carry: Carry, tier: Tier, anchors: frozenset[int] | set[int], plan: Plan | None
+    ) -> None:
+        if plan is None:
+            return
+        leave, arrive = (self._of(places, anchors, True) for places in (tier.leave, tier.arrive))
+        leaving = torch.empty((len(leave), self.width), dtype=self.dtype, device=self.yard.device)
+        for row, expert in zip(leaving, leave, strict=True):
+            row.copy_(self.chain.copies[expert].values(self.dtype))
+        arriving = travel(carry, plan, self._whole_cut(), leaving, len(arrive))
+        for row, expert in zip(arriving, arrive, strict=True):
+            self.chain.copies[expert] = held_copy(self.codec, row)
+        self.tally["anchors"] += len(leave)
+        self.tally["bytes"] += leaving.numel() * leaving.element_size()
+
+    def _of(self, places: IntArray, anchors: frozenset[int] | set[int], whole: bool) -> list[int]:
+        return [e for e in self.copies.hosted[places].tolist() if (e in anchors) == whole]
+
+    def _verdict(self, carry: Carry, errand: Errand, flags: IntArray) -> set[int]:
+        """Experts that some rank wants an anchor of: the same set on all."""
+        mine = torch.from_numpy(flags).to(self.yard.device).expand(self.yard.size - 1, -1).contiguous()
+        theirs = torch.empty_like(mine)
+        carry(errand.verdict, False, theirs, mine)
+        return set(np.flatnonzero(flags | theirs.amax(0).cpu().numpy()).tolist())
+
+    def _mend(self, carry: Carry, experts: set[int], master: Master) -> None:
+        """Anchors for these, by plans that every rank makes for itself from what all know."""
+        self._anchor_own(experts, master)
+        for tier in self.tiers:
+            traffic = self._traffic(tier, experts, True, self._whole_cut())
+            if traffic is None:
+                continue
+            options = self.yard.options
+            plan = make_plan(self.yard.cluster, traffic, options.scheduler, self.yard.rank)
+            self._send_anchors(carry, tier, experts, plan)
+        self.tally["mended"] += len(experts)
+
+    # what is held
+
+    def arrived(self, tier: Tier) -> list[torch.Tensor]:
+        """[width] each, in the order of `tier.arrive`."""
+        return [self.chain.copies[e].values(self.dtype) for e in self.copies.hosted[tier.arrive].tolist()]
+
+    def sent(self, expert: int) -> torch.Tensor | None:
+        """[width]: what receivers of an expert at home here should hold; None if it has none."""
+        copy = self.chain.copies.get(expert)
+        return None if copy is None else copy.values(self.dtype)
+
+
+def _filled(words: int, step: int) -> int:
+    return max(1, -(-words // step)) * step
+
+
+def _reaches(link: Link | None, home: int, holders: frozenset[int]) -> bool:
+    return link is not None and link.home == home and holders <= link.holders
+
+
+def _bits_of(values: torch.Tensor) -> int:
+    """A number for the bits of a master: equal numbers, equal masters."""
+    flat = values.contiguous().view(-1)
+    odd = flat.element_size() * len(flat) % 4
+    return checksum_of((torch.cat([flat, flat[-1:]]) if odd else flat).view(torch.int32))

@@ -1,0 +1,125 @@
+"""What the ranks do in test_codec.py: four of them, two datacenters of two."""
+
+from __future__ import annotations
+
+import torch
+from bench import replica_training as training
+from bench.replica_training import Case
+
+import moeyard as my
+import moeyard.runtime as yr
+from moeyard.runtime.layers import coded
+
+PLAIN = Case("adamw", "plain", "float32", 1, 1, False)
+
+
+def cluster_of(world):
+    port = my.Port(50e9, 1e-6)
+    return my.Cluster(2, world // 2, port, port, datacenters=2, wan=my.Port(1e9, 1e-3))
+
+
+def prepare():
+    training.prepare(4)
+
+
+def everything(rank, world, exact, near):
+    """All of the below, on one yard: a codec is chosen, and chosen again."""
+    with yr.Yard(cluster=cluster_of(world), scheduler="direct", timeout=60, checked=True) as yard:
+        return {
+            "exact": [both(yard, "lossless", Case(*case), **options) for case, options in exact],
+            "near": {codec: both(yard, codec, Case(*case)) for codec, case in near.items()},
+            "corrupted": corrupted(yard),
+            "replaced": replaced(yard),
+            "again": again(yard),
+        }
+
+
+def both(yard, codec, case, ahead=True, resident=True):
+    """(losses without a codec, with it, what it sent, copies compared)."""
+    steps = 8
+    yard.choose(codec=None, ahead=ahead, resident=resident)
+    plain = training.losses(yard, case, True, steps)
+    yard.choose(codec=codec)
+    before, sent = yard.workspace.compared, yard.workspace.tally.copy()
+    found = training.losses(yard, case, True, steps)
+    yard.choose(ahead=True, resident=True)
+    return plain, found, dict(yard.workspace.tally - sent), yard.workspace.compared - before
+
+
+def layer_of(yard, hidden=32):
+    router = training.Turning(0, 4)
+    torch.manual_seed(0)
+    return yr.MoELayer(hidden, hidden, 4, 1, yard, router=router)
+
+
+def step(layer, optimizer, yard, x):
+    loss = ((layer(x) - 1) ** 2).mean()
+    loss.backward()
+    yr.sync_gradients(layer, yard)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def rows_of(rank, hidden=32):
+    return torch.randn(16, hidden, generator=torch.Generator().manual_seed(rank))
+
+
+def corrupted(yard):
+    """{what is wrong with the messages of step 4: experts mended in each step}."""
+    kept, found = coded.seal, {}
+
+    def flipped(words, version, kind):
+        kept(words, version, kind)
+        words[7] ^= 1 << 3
+
+    def old(words, version, kind):
+        kept(words, version - 1, kind)
+
+    for name, seal in {"a bit": flipped, "a version": old}.items():
+        yard.choose(codec="bits:1@all", **training.REPLICAS)
+        layer, x, mended = layer_of(yard), rows_of(yard.rank), []
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+        for at in range(6):
+            before = yard.workspace.tally["mended"]
+            coded.seal = seal if yard.rank == 0 and at == 4 else kept  # of rank 0's own experts
+            step(layer, optimizer, yard, x)
+            mended.append(yard.workspace.tally["mended"] - before)
+        found[name] = mended
+    return found
+
+
+def replaced(yard):
+    """Masters drawn anew between two steps, as by loading: experts mended then."""
+    yard.choose(codec="pick:16", **training.REPLICAS)
+    layer, x = layer_of(yard), rows_of(yard.rank)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    for _ in range(4):
+        step(layer, optimizer, yard, x)
+    before = yard.workspace.tally["mended"]
+    layer.reset(7)
+    step(layer, optimizer, yard, x)
+    return yard.workspace.tally["mended"] - before
+
+
+def again(yard):
+    """Several forwards on the same parameters: whether what is hosted has the bits of the first; then after a step."""
+    yard.choose(codec="bits:1", **training.REPLICAS)
+    layer, x, found = layer_of(yard), rows_of(yard.rank), []
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    for _ in range(4):
+        step(layer, optimizer, yard, x)
+    for _ in range(3):
+        layer(x).sum().backward()
+        found.append(hosted(yard, layer))
+    layer.zero_grad()
+    step(layer, optimizer, yard, x)
+    layer(x)
+    found.append(hosted(yard, layer))
+    return [torch.equal(found[0], one) for one in found[1:]]
+
+
+def hosted(yard, layer):
+    """All that this rank holds for the layer, flat."""
+    kept = yard.workspace._buffers.items()
+    return torch.cat([one.flatten() for (key, _, _), one in kept if key.startswith(f"layer {layer.site}/")])

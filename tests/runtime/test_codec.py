@@ -1,0 +1,164 @@
+"""Experts that travel by a codec: lossless is as if there were none, and what a lossy one's receivers hold is what their homes know."""
+
+import numpy as np
+import pytest
+from harness import launch
+from tests.slow_codec import to_bf16
+
+torch = pytest.importorskip("torch")
+from bench.codec_trial import Receivers, Trial  # noqa: E402
+
+import moeyard as my  # noqa: E402
+from moeyard.errors import InvalidCluster, InvalidModel, UnknownName  # noqa: E402
+from moeyard.runtime.codec.coders import decode, encode  # noqa: E402
+from moeyard.runtime.codec.copies import Exact, Near  # noqa: E402
+from moeyard.runtime.codec.message import CHANGED, SAME, kind_of, seal  # noqa: E402
+from moeyard.runtime.codec.spec import Codec  # noqa: E402
+from moeyard.runtime.options import Options  # noqa: E402
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
+LOSSY = ("bits:1", "bits:2", "pick:4", "pick:8", "pick:16", "pick:32", "topk:16")
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("width", [100, 3000, 70001])
+def test_what_arrives_is_what_the_sender_says_receivers_hold(name, width):
+    torch.manual_seed(width)
+    codec, master = Codec.parse(name), torch.randn(width) * 0.05
+    held = master + 1e-3 * torch.randn(width)
+    receiver, words = held.clone(), torch.zeros(codec.words(width), dtype=torch.int32)
+    before = (master - held).norm()
+    encode(codec, master, held, words)
+    seal(words, 3, CHANGED)
+    weights = torch.empty(width, dtype=torch.bfloat16)
+    decode(codec, receiver, words, weights)
+    assert torch.equal(receiver, held)
+    assert torch.equal(weights, held.bfloat16())
+    assert (master - held).norm() < before
+
+
+def test_messages_take_the_bytes_they_say():
+    width = 3 * 2048 * 1024
+    times = {
+        name: 2 * width / (4 * Codec.parse(name).words(width)) for name in ("bits:1", "pick:8", "pick:16")
+    }
+    assert times["bits:1"] > 15
+    assert times["pick:8"] > 30
+    assert times["pick:16"] > 45
+
+
+@pytest.mark.parametrize("trial", [Trial("bits:1"), Trial("bits:2"), Trial("pick:8"), Trial("pick:16")])
+def test_the_study_trains_with_what_the_runtime_decodes(trial):
+    torch.manual_seed(0)
+    masters = torch.randn(1, 1, 2, 4, 1024) * 0.05
+    receivers = Receivers(masters, trial)
+    copies = [Near(Codec.parse(trial.name), one.flatten().bfloat16()) for one in masters[0, 0]]
+    for step in range(1, 5):
+        masters += 1e-3 * torch.randn(masters.shape)
+        held = receivers.follow(masters, step)
+        for copy, master, other in zip(copies, masters[0, 0], held[0, 0], strict=True):
+            copy.encode(master.flatten())
+            # Means are summed in another order: scales may be one bf16 apart.
+            assert torch.allclose(copy.held, other.flatten(), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_lossless_is_every_bit_of_any_dtype(dtype):
+    torch.manual_seed(0)
+    master = (torch.randn(5000) * 0.05).to(dtype)
+    sender, receiver = Exact(master), Exact(master)
+    for factor in (0.0, 1e-3, 1.0):
+        master = master + (factor * torch.randn(5000)).to(dtype)
+        receiver.decode(sender.encode(master))
+        assert torch.equal(receiver.values(dtype), master)
+
+
+def test_a_message_that_is_not_what_it_should_be_is_seen():
+    words = torch.arange(200, dtype=torch.int32)
+    seal(words, 5, SAME)
+    assert kind_of(words, 5) == SAME
+    assert kind_of(words, 6) == 0
+    for place in (0, 1, 2, 3, 4, 100, 199):
+        bad = words.clone()
+        bad[place] ^= 1 << 9
+        assert kind_of(bad, 5) == 0
+
+
+def test_bf16_of_the_reference_is_torchs():
+    values = np.random.default_rng(0).normal(0, 1, 1000).astype(np.float32)
+    assert (to_bf16(values) == torch.from_numpy(values).bfloat16().float().numpy()).all()
+
+
+@pytest.mark.parametrize("name", ["bits:3", "pick:7", "topk:1", "topk:x", "zip", "", "bits:1@wan"])
+def test_an_unknown_codec_is_refused(name):
+    with pytest.raises(UnknownName):
+        Codec.parse(name)
+
+
+EXACT = [
+    (("adamw", "foreach", "bf16 on float32 masters", 2, 2, True), {}),
+    (("sgd", "plain", "float32", 2, 1, False), {"ahead": False, "resident": False}),
+]
+NEAR = {
+    "bits:1": ("adamw", "plain", "float32", 2, 2, True),
+    "pick:8@all": ("adamw", "plain", "bf16 on float32 masters", 2, 1, False),
+    "topk:8@all": ("sgd", "plain", "float32", 1, 2, False),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return launch("codec_cases:everything", 4, 240, exact=EXACT, near=NEAR)
+
+
+def test_lossless_changes_no_loss_by_a_bit(found):
+    for rank in found:
+        for plain, coded, _, compared in rank["exact"]:
+            assert coded == plain
+            assert compared > 0
+    for number in range(len(EXACT)):
+        assert sum(rank["exact"][number][2].get("messages", 0) for rank in found) > 0
+
+
+def test_lossy_codecs_train_and_receivers_are_never_stale(found):
+    """Every copy was compared with what its home says it holds, before every use."""
+    for codec in NEAR:
+        for rank in found:
+            plain, coded, _, compared = rank["near"][codec]
+            assert compared > 0
+            assert coded != plain
+            assert coded[-1] < coded[0]
+            assert abs(coded[-1] / plain[-1] - 1) < 0.1
+        tallies = [rank["near"][codec][2] for rank in found]
+        assert sum(one.get("messages", 0) for one in tallies) > 0
+        assert sum(one.get("anchors", 0) for one in tallies) > 0
+
+
+@pytest.mark.parametrize("fault", ["a bit", "a version"])
+def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
+    for rank in found:
+        mended = rank["corrupted"][fault]
+        assert mended == found[0]["corrupted"][fault]
+        assert [at for at, count in enumerate(mended) if count] == [4]
+
+
+def test_masters_that_are_loaded_anew_are_anchored(found):
+    assert {rank["replaced"] for rank in found} == {found[0]["replaced"]}
+    assert found[0]["replaced"] > 0
+
+
+def test_the_same_parameters_are_held_as_the_same_bits(found):
+    for rank in found:
+        assert rank["again"][:2] == [True, True]
+    assert not all(rank["again"][2] for rank in found)  # and a step moves them
+
+
+def test_a_codec_that_cannot_serve_is_refused():
+    port = my.Port(1e9, 0)
+    alone, apart = my.Cluster(2, 2, port, port), my.Cluster(2, 2, port, port, datacenters=2, wan=port)
+    Options(codec="bits:1").check_for(apart)
+    Options(codec="bits:1@all").check_for(alone)
+    with pytest.raises(InvalidCluster, match="bits:1@all"):
+        Options(codec="bits:1").check_for(alone)
+    with pytest.raises(InvalidModel, match=r"bench\.codec"):
+        Options(codec="residual:16")
