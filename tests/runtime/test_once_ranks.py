@@ -54,6 +54,6 @@ def test_messages_say_that_rows_cross_once():
 
 @pytest.mark.long
 def test_losses_are_equal_over_100_steps():
-    once, each = launch("once_cases:losses", 4, 300, nodes=2, count=100)[0]
-    assert once[-1] < once[0]
+    each, once = launch("once_cases:losses", 4, 300, nodes=2, count=100)[0]
+    assert len(set(each)) == 100  # every step has a batch of its own
     assert once == pytest.approx(each, rel=1e-6)
