@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help test run docs lint types warm signatures pytest bench golden oracle examples format clean long
 
@@ -36,7 +36,7 @@ signatures: $(STAMP)  ## rewrite kernels/signatures.json: after kernels have cha
 	$(BIN)/python -m tests.signatures
 
 pytest: warm  ## the tests alone
-	$(BIN)/pytest -q -n $(WORKERS) -m "not long" --dist loadfile --no-loadscope-reorder tests/runtime tests/lab tests/hf tests/train tests/report tests/core
+	$(BIN)/pytest -q -n $(WORKERS) -m "not long" --dist loadfile --no-loadscope-reorder --durations=20 tests/runtime tests/lab tests/hf tests/train tests/report tests/core
 
 long: warm  ## the tests that take minutes on two cores, beside those of make test
 	$(BIN)/pytest -q -m long tests

@@ -132,6 +132,7 @@ def test_where_namespaces_are_refused_it_says_so(rails, tmp_path):
         assert done.stdout.count("4 ('lo', False, None)") == (4 if network == "auto" else 0)
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_killed_at_any_moment(rails):
     for seed in range(4):
         outcome = one_kill(seed, moment=(0.1, 2.0), running=seed % 2 == 1)

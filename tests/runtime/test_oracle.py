@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
     [
         pytest.param(4, 4, 2, id="EP4, 2 nodes"),
         pytest.param(8, 8, 2, id="EP8, 2 nodes", marks=pytest.mark.long),
-        pytest.param(8, 4, 2, id="EP4 x DP2, 2 nodes"),
+        pytest.param(8, 4, 2, id="EP4 x DP2, 2 nodes", marks=pytest.mark.long),
     ],
 )
 def test_the_ranks_together_are_one_process(world, expert_parallel, nodes):
