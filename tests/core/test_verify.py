@@ -99,7 +99,8 @@ def test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage():
     rows = np.arange(5)
     inputs = [rows, rows[:0], rows[:0], rows[:0]]
     with pytest.raises(
-        InvalidSchedule, match=r"stage 1, rank 1 -> 3: passes on 5 rows, but 5 of those that they come from have not arrived; name"
+        InvalidSchedule,
+        match=r"stage 1, rank 1 -> 3: passes on 5 rows, but 5 of those that they come from have not arrived; name",
     ):
         run_local(schedule(DETOUR, after=((), ())), inputs)
     with pytest.raises(InvalidSchedule, match=r"1 of 2 messages never start|2 of 2 messages never start"):
