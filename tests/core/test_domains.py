@@ -83,7 +83,7 @@ def test_the_search_finds_the_best_equal_partition_of_200_small_clusters():
     assert len(chosen) > 5  # not always the same answer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_so_it_does_when_every_exchange_is_planned_and_simulated():
     rng = np.random.default_rng(11)
     for _ in range(200):

@@ -111,6 +111,7 @@ def found():
     return launch("codec_cases:everything", 4, 240, exact=EXACT, near=NEAR)
 
 
+@pytest.mark.long
 def test_lossless_changes_no_loss_by_a_bit(found):
     for rank in found:
         for plain, coded, _, compared in rank["exact"]:
@@ -120,6 +121,7 @@ def test_lossless_changes_no_loss_by_a_bit(found):
         assert sum(rank["exact"][number][2].get("messages", 0) for rank in found) > 0
 
 
+@pytest.mark.long
 def test_lossy_codecs_train_and_receivers_are_never_stale(found):
     """Every copy was compared with what its home says it holds, before every use."""
     for codec in NEAR:
@@ -134,6 +136,7 @@ def test_lossy_codecs_train_and_receivers_are_never_stale(found):
         assert sum(one.get("anchors", 0) for one in tallies) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["a bit", "a version"])
 def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
     for rank in found:
@@ -142,11 +145,13 @@ def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
         assert [at for at, count in enumerate(mended) if count] == [4]
 
 
+@pytest.mark.long
 def test_masters_that_are_loaded_anew_are_anchored(found):
     assert {rank["replaced"] for rank in found} == {found[0]["replaced"]}
     assert found[0]["replaced"] > 0
 
 
+@pytest.mark.long
 def test_the_same_parameters_are_held_as_the_same_bits(found):
     for rank in found:
         assert rank["again"][:2] == [True, True]

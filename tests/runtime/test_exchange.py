@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(("world", "nodes"), [(4, 1), (4, 2), (8, 2)])
+@pytest.mark.parametrize(("world", "nodes"), [(4, 1), (4, 2), pytest.param(8, 2, marks=pytest.mark.long)])
 def test_rows_and_gradients_are_those_of_torch(world, nodes):
     found = launch("exchange_cases:exchanges", world, 120, nodes=nodes)
     assert min(found) > 60

@@ -331,6 +331,7 @@ def test_a_plain_safetensors_reader_opens_the_files(tmp_path, yard):
     assert set(index["tensors"]) == set(found)
 
 
+@pytest.mark.long
 def test_shards_of_fsdp_come_back_on_other_numbers_of_ranks(tmp_path):
     saved = launch("save_cases:shards", 3, 60, folder=str(tmp_path), save=True)
     assert saved[0] == saved[1] == saved[2]
