@@ -24,23 +24,10 @@ GOAL = 0.4  # of the copy's bandwidth
 EXPERTS, WIDTH = 32, 3 * 4096 * 2048
 
 
-def launch(codec, writing, values, held, words, rows):
-    from moeyard.runtime.codec import triton_kernels as kernels
-    from moeyard.runtime.codec.launch import WARPS
-
-    width, n = held.shape[1], codec.number
-    arrays = (values, held, words, words.view(torch.bfloat16), rows, width, words.shape[1], HEAD)
-    grid = (-(-width // BLOCK), len(rows))
-    if codec.kind == "bits":
-        kernel = kernels.encode_bits if writing else kernels.decode_bits
-        kernel[grid](*arrays, BITS=n, num_warps=WARPS)
-    else:
-        kernel = kernels.encode_pick if writing else kernels.decode_pick
-        kernel[grid](*arrays, N=n, PLANES=n.bit_length(), num_warps=WARPS)
-
-
 def flaws(name, device, width=2500):
     """What is not as the reference has it."""
+    from moeyard.runtime.codec.launch import launch
+
     codec, rng, found = Codec.parse(name), np.random.default_rng(0), []
     master = rng.normal(0, 0.05, (3, width)).astype(np.float32)
     before = (master + rng.normal(0, 1e-3, master.shape)).astype(np.float32)
@@ -84,6 +71,8 @@ def flaws(name, device, width=2500):
 
 def timed(name, device):
     import triton
+
+    from moeyard.runtime.codec.launch import launch
 
     codec = Codec.parse(name)
     master = torch.randn(EXPERTS, WIDTH, device=device) * 0.05

@@ -165,9 +165,30 @@ def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, aft
     moves_RR = np.zeros((cluster.num_ranks, cluster.num_ranks), dtype=np.int64)
     moved = before.home_E != after.home_E
     np.add.at(moves_RR, (before.home_E[moved], after.home_E[moved]), 1)
+    return exchange_seconds(cluster, moves_RR, model.expert_bytes + model.optimizer_bytes)
+
+
+def exchange_seconds(cluster: Cluster, rows_RR: IntArray, row_bytes: float) -> float:
+    """Of rows between ranks, by the loads of the ports: what planners go by, without a schedule."""
     ports = ports_of(cluster)
-    moves = transport(loads_of(moves_RR, ports), ports)
-    return float(fastest(moves.forms, float(model.expert_bytes + model.optimizer_bytes)))
+    exchange = transport(loads_of(writable(rows_RR), ports), ports)
+    return float(fastest(exchange.forms, float(row_bytes))) if exchange.level else 0.0
+
+
+CHUNK_SECONDS = 2e-3  # what a second chunk costs beside its rows: a split, a schedule, two programs
+LEAST_GAIN = 0.97  # of the time in one go, from which on two chunks are worth it
+
+
+def chunks_worth(cluster: Cluster, model: ModelSpec, assignment: Assignment) -> int:
+    """2 if a layer's tokens in two halves, each one's exchanges behind the other's experts, take less than in one go; else 1.
+
+    Half an exchange has half the rows and all the latency. Forth and back, the experts' backward taking twice their forward."""
+    rows_RR = assignment.rows_RR
+    whole, half = (exchange_seconds(cluster, rows, model.row_bytes) for rows in (rows_RR, (rows_RR + 1) // 2))
+    experts = float((assignment.rows_R / cluster.speed).max()) * model.row_seconds
+    one = 4 * whole + 3 * experts
+    two = 4 * half + 2 * max(half, experts / 2) + 2 * max(half, experts) + CHUNK_SECONDS
+    return 2 if two < LEAST_GAIN * one else 1
 
 
 def step_floor(cluster: Cluster, model: ModelSpec, demand: Demand) -> float:

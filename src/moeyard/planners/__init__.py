@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from moeyard.arrays import IntArray
@@ -17,7 +18,7 @@ from moeyard.placement import Placement
 from moeyard.planners.ahead import fill_ahead, newest, plan_quota_ahead
 from moeyard.planners.auto import plan_auto
 from moeyard.planners.balanced import plan_balanced
-from moeyard.planners.domains import plan_domains, plan_domains_ahead
+from moeyard.planners.domains import plan_domains
 from moeyard.planners.prophet import plan_prophet
 from moeyard.planners.quota import plan_quota
 from moeyard.planners.shadow import plan_shadow
@@ -50,7 +51,10 @@ PLANNERS: dict[str, Planner] = {
     "auto": plan_auto,
 }
 
-AHEAD: dict[str, Planner] = {"quota": plan_quota_ahead, "domains": plan_domains_ahead}  # for what follows
+AHEAD: dict[str, Planner] = {  # for what follows: between two steps there is no time for a rehearsal
+    "quota": plan_quota_ahead,
+    "domains": partial(plan_domains, rehearse=False),
+}
 
 
 def place(

@@ -67,18 +67,6 @@ def plan_domains(
     return domain_placement(cluster, found.home_E, found.sizes)
 
 
-def plan_domains_ahead(
-    cluster: Cluster,
-    demand: Demand,
-    *,
-    slots: int | None = None,
-    model: ModelSpec | None = None,
-    home_E: IntArray | None = None,
-) -> Placement:
-    """The same by the closed form alone: between two steps there is no time for a rehearsal."""
-    return plan_domains(cluster, demand, slots=slots, model=model, rehearse=False, home_E=home_E)
-
-
 @dataclass(frozen=True, eq=False)
 class Partition:
     """The partition found, its cost per layer, and how many were possible and how many needed a full look."""

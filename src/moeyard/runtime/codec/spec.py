@@ -38,8 +38,8 @@ class Codec:
             raise UnknownName.of("hops of a codec", where, ("all",))
         if kind == "residual":
             raise InvalidModel(
-                f"codec {text!r}: a shared expert would have to be summed over all homes at every step, and its experts are not what "
-                f"homes compute with; python -m bench.codec trains with it, use bits:1 or pick:8 at the same bytes"
+                f"codec {text!r}: a shared expert would have to be summed over all homes at every step; "
+                f"python -m bench.codec trains with it, use bits:1 or pick:8 at the same bytes"
             )
         fits = kind == "topk" and number.isdecimal() and LEAST_TIMES <= int(number) <= MOST_TIMES
         if name not in NAMES and not fits:

@@ -10,15 +10,14 @@ Backwards autograd takes the nodes in the reverse of the order in which they wer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from moeyard.arrays import IntArray, writable
+from moeyard.arrays import IntArray
 from moeyard.assignment import Assignment
-from moeyard.cost import ports_of
+from moeyard.cost import chunks_worth
 from moeyard.demand import Demand
-from moeyard.kernels.step import transport as kernel
 from moeyard.placement import Placement
 from moeyard.runtime.layers import crossing
 from moeyard.runtime.layers.ahead import Layer
@@ -35,9 +34,6 @@ from moeyard.runtime.layers.dispatch import (
 from moeyard.runtime.layers.once import through_once
 from moeyard.runtime.layers.replicas import Hosted, computed, gather_experts
 from moeyard.runtime.roles import Hosts
-
-CHUNK_SECONDS = 2e-3  # what a second chunk costs beside its rows: a split, a schedule, two programs
-LEAST_GAIN = 0.97  # of the time in one go, from which on two chunks are worth it
 
 
 class Compute(Protocol):
@@ -99,27 +95,24 @@ def through_experts(
             ahead=routes[0].begun,
         )
 
-    if any(route.once is not None for route in routes):
-        return torch.cat(_one_by_one(yard, routes, xs, weights, gathered, compute, out))
-    if count == 1:
-        rows = send_rows(_spread(xs[0], routes[0]), routes[0].plan, yard, agreed=True)
-        stacks, hosted = gathered()
-        rows = compute(permute(rows, routes[0].grouped), routes[0], stacks, hosted)
-        computed(hosted)
-        return combine(rows, routes[0], weights[0], out)
-    return torch.cat(_in_turn(yard, routes, xs, weights, gathered, compute, out))
+    parts = [Part(*one) for one in zip(routes, xs, weights, strict=True)]
+    hidden = count > 1 and all(route.once is None for route in routes)
+    done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
+    return done[0] if count == 1 else torch.cat(done)
+
+
+class Part(NamedTuple):
+    """Some of a layer's tokens."""
+
+    route: Route
+    x: torch.Tensor
+    weights: torch.Tensor | None
 
 
 def _one_by_one(
-    yard: Hosts,
-    routes: Sequence[Route],
-    xs: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
-    gathered: Callable[[], Any],
-    compute: Compute,
-    out: torch.dtype,
+    yard: Hosts, parts: Sequence[Part], gathered: Callable[[], Any], compute: Compute, out: torch.dtype
 ) -> list[torch.Tensor]:
-    """Rows that cross once: a part's copies follow what crossed, so no part hides behind another."""
+    """A part alone; or several whose rows cross once: a part's copies follow what crossed, so none hides behind another."""
     experts: list[Any] = []
 
     def once_gathered() -> Any:
@@ -128,46 +121,41 @@ def _one_by_one(
         return experts[0]
 
     done = []
-    for route, x, weight in zip(routes, xs, weights, strict=True):
+    for route, x, weight in parts:
         if route.once is not None:
             done.append(through_once(yard, route, x, weight, once_gathered, compute, out))
             continue
-        rows = permute(send_rows(_spread(x, route), route.plan, yard, agreed=True), route.grouped)
+        rows = send_rows(_spread(x, route), route.plan, yard, agreed=True)
         stacks, hosted = once_gathered()
-        done.append(combine(compute(rows, route, stacks, hosted), route, weight, out))
+        done.append(combine(compute(permute(rows, route.grouped), route, stacks, hosted), route, weight, out))
     computed(once_gathered()[1])
     return done
 
 
 def _in_turn(
-    yard: Hosts,
-    routes: Sequence[Route],
-    xs: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
-    gathered: Callable[[], Any],
-    compute: Compute,
-    out: torch.dtype,
+    yard: Hosts, parts: Sequence[Part], gathered: Callable[[], Any], compute: Compute, out: torch.dtype
 ) -> list[torch.Tensor]:
-    rows = send_rows(_spread(xs[0], routes[0]), routes[0].plan, yard, agreed=True)
+    """Each part's exchanges behind another's experts."""
+    rows = send_rows(_spread(parts[0].x, parts[0].route), parts[0].route.plan, yard, agreed=True)
     stacks, hosted = None, None
     back: Leaving | None = None
     done: list[torch.Tensor] = []
-    for i, route in enumerate(routes):
+    for i, (route, _, _) in enumerate(parts):
         following = None
-        if i + 1 < len(routes):
-            following = Leaving(_spread(xs[i + 1], routes[i + 1]), routes[i + 1].plan, yard)
+        if i + 1 < len(parts):
+            following = Leaving(_spread(parts[i + 1].x, parts[i + 1].route), parts[i + 1].route.plan, yard)
         if stacks is None:
             stacks, hosted = gathered()
         results = compute(permute(rows, route.grouped), route, stacks, hosted)
         if following is not None:
             rows = following.arrived()
         if back is not None:
-            done.append(summed(back.arrived(), routes[i - 1], weights[i - 1], out))
+            done.append(summed(back.arrived(), parts[i - 1].route, parts[i - 1].weights, out))
         order = None if route.grouped is None else route.grouped.reversed()
         back = Leaving(permute(results, order), route.plan, yard, backward=True)
     computed(hosted)
     assert back is not None
-    done.append(summed(back.arrived(), routes[-1], weights[-1], out))
+    done.append(summed(back.arrived(), parts[-1].route, parts[-1].weights, out))
     return done
 
 
@@ -176,15 +164,6 @@ def _spread(x_TD: torch.Tensor, route: Route) -> torch.Tensor:
 
 
 def worth(yard: Hosts, demand: Demand, served: Assignment, placement: Placement) -> int:
-    """2 if two chunks take less than one, by what the yard was told of its model; from what all ranks know."""
+    """How many parts take least, by what the yard was told of its model; from what all ranks know."""
     model = yard.options.model
-    if model is None:
-        return 1
-    cluster = yard.cluster
-    ports = ports_of(cluster)
-    loads = kernel.transport(kernel.loads_of(writable(served.rows_RR), ports), ports)
-    exchange = float(kernel.fastest(loads.forms, float(model.row_bytes))) if loads.level else 0.0
-    experts = float((served.rows_R / cluster.speed).max()) * model.row_seconds
-    whole = 2 * exchange + experts
-    halves = exchange + max(exchange, experts) + CHUNK_SECONDS
-    return 2 if halves < LEAST_GAIN * whole else 1
+    return 1 if model is None else chunks_worth(yard.cluster, model, served)

@@ -197,7 +197,8 @@ class Coded:
         for expert in filter(self._home, experts):
             whole = master(expert)
             bits = _bits_of(whole)
-            same = self.chain.seen.get(expert) == bits
+            # A checksum may be equal by chance: a lossy difference is then sent with the next, a lossless one must be sent.
+            same = not self.codec.exact and self.chain.seen.get(expert) == bits
             if same:
                 made[expert] = torch.zeros(_ROUND, dtype=torch.int32, device=whole.device)
             else:
@@ -286,7 +287,7 @@ def _reaches(link: Link | None, home: int, holders: frozenset[int]) -> bool:
 
 
 def _bits_of(values: torch.Tensor) -> int:
-    """A number for the bits of a master: equal numbers, equal masters."""
+    """A number for the bits of a master: other numbers, other masters."""
     flat = values.contiguous().view(-1)
     odd = flat.element_size() * len(flat) % 4
     return checksum_of((torch.cat([flat, flat[-1:]]) if odd else flat).view(torch.int32))

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from moeyard.arrays import IntArray, writable
+from moeyard.arrays import IntArray
 from moeyard.assignment import Assignment, fanned_traffic
-from moeyard.cost import ports_of
+from moeyard.cost import exchange_seconds
 from moeyard.crossing import Crossing, Served, crossing_of, rows_of, served_from
 from moeyard.estimate import fan_seconds
-from moeyard.kernels.step import transport as kernel
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.routing import Routing
@@ -86,13 +85,9 @@ def worth_once(yard: Hosts, plain_RR: IntArray, traffic: Traffic) -> bool:
     ranks know."""
     if yard.options.dedup != "auto":
         return True
-    ports, row = ports_of(yard.cluster), float(traffic.row_bytes)
-
-    def seconds(rows_RR: IntArray) -> float:
-        loads = kernel.transport(kernel.loads_of(writable(rows_RR), ports), ports)
-        return float(kernel.fastest(loads.forms, row)) if loads.level else 0.0
-
-    return seconds(traffic.once.rows) + fan_seconds(yard.cluster, traffic) < WORTH * seconds(plain_RR)
+    cluster, row = yard.cluster, traffic.row_bytes
+    once = exchange_seconds(cluster, traffic.once.rows, row) + fan_seconds(cluster, traffic)
+    return once < WORTH * exchange_seconds(cluster, plain_RR, row)
 
 
 def once_of(
