@@ -173,6 +173,7 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     from moeyard.lab import LabSpec
     from moeyard.lab import run as run_in_lab
     from moeyard.train.journal import STOP
+    from moeyard.train.model import modules_of
     from moeyard.train.prepare import check, prepare
     from moeyard.train.resume import begin
 
@@ -198,7 +199,7 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         arguments = {"options": options, "progress": None if quiet else Bar(options.steps)}
-        how: Any = {"network": network, "show": "first", "quiet": quiet}
+        how: Any = {"network": network, "show": "first", "quiet": quiet, "modules": modules_of(options)}
         results = run_in_lab(lab, "moeyard.train.job:run_rank", arguments, **how)
     except KeyboardInterrupt:
         raise MoeyardError("interrupted; the ranks were ended without saving") from None

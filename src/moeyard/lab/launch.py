@@ -61,7 +61,7 @@ def run_script(
     """
     if not Path(script).is_file():
         raise LabError(f"{script}: no such script; give the path of a Python file")
-    job = {"kind": "script", "target": str(script), "arguments": list(arguments), "warm": warm}
+    job = {"kind": "script", "target": str(script), "arguments": list(arguments), "warm": warm, "modules": []}
     return _run(spec, job, network, show, name, grace, timeout, quiet, results=False).code
 
 
@@ -77,13 +77,22 @@ def run(
     timeout: float | None = None,
     quiet: bool = False,
     warm: bool = True,
+    modules: Sequence[str] = (),
 ) -> list[Any]:
     """Call `function` ("module:name") with keyword arguments on every rank of a lab; what it returned, by rank.
 
-    Arguments and results are pickled. Options as of `run_script`. A rank that fails is a LabError.
+    Arguments and results are pickled. Options as of `run_script`; modules: imported once, before the ranks are forked. A rank that
+    fails is a LabError.
     """
     packed = base64.b64encode(pickle.dumps(arguments or {})).decode()
-    job = {"kind": "function", "target": function, "arguments": packed, "path": sys.path, "warm": warm}
+    job = {
+        "kind": "function",
+        "target": function,
+        "arguments": packed,
+        "path": sys.path,
+        "warm": warm,
+        "modules": list(modules),
+    }
     done = _run(spec, job, network, show, name, grace, timeout, quiet, results=True)
     if done.code:
         raise LabError(f"{function} in the lab ended with status {done.code}; its ranks say why above")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from moeyard.cluster import Cluster
@@ -24,8 +26,8 @@ ENV = "MOEYARD_LAB"  # the runtime reads it: cluster, interfaces, emulated accel
 PORT = 29500
 
 
-def prepare(cluster: Cluster, *, kernels: bool) -> None:
-    """Import, and compile or load the planning kernels, once, before the ranks are forked. No torch operation: its threads
+def prepare(cluster: Cluster, *, kernels: bool, modules: Sequence[str] = ()) -> None:
+    """Import (also `modules`; one that fails here fails on the ranks, which say so), and compile or load the planning kernels, once, before the ranks are forked. No torch operation: its threads
     would not survive the fork."""
     import torch.distributed  # noqa: F401
 
@@ -33,6 +35,9 @@ def prepare(cluster: Cluster, *, kernels: bool) -> None:
     from moeyard.schedulers import SCHEDULERS
     from moeyard.warm import warm_placements, warm_schedules
 
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     if kernels:
         warm_schedules(cluster, SCHEDULERS)
         warm_placements(cluster, [{"planner": "static"}])

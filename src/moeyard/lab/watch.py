@@ -62,7 +62,7 @@ class Watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _stop)
         try:
-            ranks.prepare(self.spec.cluster, kernels=self.job["warm"])
+            ranks.prepare(self.spec.cluster, kernels=self.job["warm"], modules=self.job["modules"])
             self._start_relays()
             for rank in range(self.spec.cluster.num_ranks):
                 self._start(rank)

@@ -48,6 +48,14 @@ def make_config(options: Options) -> Any:
     return config
 
 
+def modules_of(options: Options) -> list[str]:
+    """What a rank imports that takes seconds; a lab does it once for all."""
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[options.family].__module__
+    return ["moeyard.train.loop", "moeyard.train.turns", config.replace(".configuration_", ".modeling_")]
+
+
 def make_model(config: Any, seed: int) -> Any:
     """The same weights on every rank and device."""
     from transformers import AutoModelForCausalLM
