@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -88,6 +89,12 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
         backends[0]._group_end()
 
 
+@cache
+def _interface_device(interface: str) -> Any:
+    """One for all groups of a process on this interface: each device is a thread that wakes a hundred times a second, busy or not."""
+    return dist.distributed_c10d.ProcessGroupGloo.create_device(interface=interface)
+
+
 def register_rail_backend() -> None:
     """gloo ignores pg_options; this backend takes the name of an interface there."""
     if RAIL_BACKEND.upper() in dist.Backend._plugins:
@@ -97,7 +104,7 @@ def register_rail_backend() -> None:
         gloo: Any = dist.distributed_c10d.ProcessGroupGloo
         own = gloo._Options()
         own._timeout = options.timeout
-        own._devices = [gloo.create_device(interface=interface)]
+        own._devices = [_interface_device(interface)]
         own._threads = 2
         return gloo(options.store, options.group_rank, options.group_size, own)
 
