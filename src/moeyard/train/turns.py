@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ def turns(firsts: Sequence[int], steps: int, turn: int) -> Iterator[tuple[int, i
 def run_side_by_side(runners: Sequence[Runner], options: Options, stop: Stop) -> bool:
     """All steps of all modes. Asked to stop, on any rank, every mode saves what it has done; then true."""
     faulty: set[int] = set()
+    gc.collect()
+    gc.freeze()  # modules and models are here to stay: the collector need not walk through them in every step
     for at, step in turns([one.trainer.first for one in runners], options.steps, options.turn):
         trainer, journal = runners[at].trainer, runners[at].journal
         if step not in faulty:  # a lab's rail breaks once, for all modes
