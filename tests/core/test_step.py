@@ -11,7 +11,7 @@ from test_cost import FREE, domains, flat, jobs, model, ring
 
 from moeyard.assign import assign
 from moeyard.cluster import Cluster, Port
-from moeyard.cost import prophet_seconds, step_cost, stream_seconds
+from moeyard.cost import chunks_worth, prophet_seconds, step_cost, stream_seconds
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement, UnknownName
 from moeyard.placement import Placement
@@ -77,6 +77,45 @@ def test_a_plain_step_runs_its_operators_in_order():
     assert [step.operators[i].name for i in step.critical_path] == ORDER
     assert step.seconds("dispatch") == pytest.approx(0.01)
     assert step.seconds("gather") == 0
+
+
+def test_in_two_chunks_each_half_travels_behind_the_experts_of_the_other():
+    """Halves of 5 ms an exchange and 10 ms the experts: 10 ms of each way's 20 hide."""
+    cluster = flat(2, 1e6)
+    spec = model(layers=1, non_moe_forward=0.1, non_moe_backward=0.2)
+    placement = domains(2, 1)
+    served = even(2, 10, placement, cluster)
+    step = simulate_step(cluster, spec, placement, served, network="ports", chunks=2)
+    assert [end for _, _, end in spans(step, "dispatch")] == pytest.approx([0.105, 0.110])
+    assert [end for _, _, end in spans(step, "experts")] == pytest.approx([0.115, 0.125])
+    assert [end for _, _, end in spans(step, "combine")] == pytest.approx([0.120, 0.130])
+    assert [end for _, _, end in spans(step, "combine_backward")] == pytest.approx([0.135, 0.140])
+    assert [end for _, _, end in spans(step, "experts_backward")] == pytest.approx([0.155, 0.175])
+    assert [end for _, _, end in spans(step, "dispatch_backward")] == pytest.approx([0.160, 0.180])
+    assert step.makespan == pytest.approx(0.38)
+    assert chunks_worth(cluster, spec, served) == 2
+    auto = simulate_step(cluster, spec, placement, served, network="ports", chunks="auto")
+    assert auto.makespan == step.makespan
+
+
+@pytest.mark.parametrize(("rate", "rows", "expected"), [(1e9, 10, 1), (1e6, 0, 1), (1e6, 1000, 2)])
+def test_chunks_are_worth_it_where_an_exchange_takes_long(rate, rows, expected):
+    cluster, placement = flat(2, rate), domains(2, 1)
+    assert chunks_worth(cluster, model(layers=1), even(2, rows, placement, cluster)) == expected
+
+
+@given(jobs(), st.booleans())
+def test_chunks_never_lengthen_the_simulated_step_and_keep_its_work(job, overlap):
+    cluster, spec, placement, assignment = job
+    how = {"network": "ports", "overlap": overlap}
+    one, two = (simulate_step(cluster, spec, placement, assignment, chunks=n, **how) for n in (1, 2))
+    assert two.makespan <= one.makespan * (1 + 1e-9)
+    for name in ("experts", "experts_backward"):
+        own = [[i for i, op in enumerate(step.operators) if op.name == name] for step in (one, two)]
+        work = [
+            (step.end_OR[i] - step.start_OR[i]).sum(axis=0) for step, i in zip((one, two), own, strict=True)
+        ]
+        assert work[0] == pytest.approx(work[1])
 
 
 def test_a_gather_moves_while_ranks_compute_and_stops_for_an_exchange():

@@ -12,6 +12,9 @@ micro-batch, a reduce of their gradients after the experts' backward of the last
   the network until it is done;
 - planning runs on the host: for the next step (hidden), or for this layer, between router and dispatch.
 
+A layer in two chunks: the second half is dispatched while the experts compute the first, and the first half's results go back while they
+compute the second; on the way back the same from its end. Half an exchange takes half its time.
+
 At most `ahead` layers' replicas are gathered before their turn, and as many reduces outstanding: the gather of layer l starts
 after the dispatch of layer l - ahead; the dispatch's backward of layer l waits for the reduce of layer l + ahead.
 """
@@ -26,6 +29,7 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
+from moeyard.cost import chunks_worth
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
@@ -52,6 +56,7 @@ def simulate_step(
     ahead: int | None = 1,
     planning: float = 0.0,
     plan_ahead: bool = True,
+    chunks: int | str = 1,
     times: LayerTimes | None = None,
 ) -> StepTimeline:
     """Run one step: a placement and assignment per MoE layer, or one of each for all `model.layers`; or a `StepPlan`, which says
@@ -60,7 +65,8 @@ def simulate_step(
     `network`: where exchange times come from (see `layer_times`). `overlap=False`: gather before the dispatch and reduce
     after the experts' backward, in the foreground. `pipelined`: the experts' compute runs under both exchanges, as with
     infinitely many chunks. `ahead=None`: no limit. `planning`: seconds per layer; `plan_ahead=False` puts them before
-    the dispatch they plan. Every micro-batch has the same demand. `times`: those of every layer, if known already.
+    the dispatch they plan. `chunks`: in how many parts a layer's tokens go, 1 or 2; "auto": in whichever `cost.chunks_worth` says.
+    Every micro-batch has the same demand. `times`: those of every layer, if known already.
     """
     if micro_batches < 1:
         raise InvalidModel(f"micro_batches must be at least 1, got {micro_batches}")
@@ -90,6 +96,7 @@ def simulate_step(
         resident=plan.resident,
         planning=planning,
         plan_ahead=plan_ahead,
+        chunks=[chunks_worth(cluster, model, one) if chunks == "auto" else int(chunks) for one in served],
     )
 
 
@@ -107,8 +114,10 @@ def run_step(
     resident: bool = True,
     planning: float = 0.0,
     plan_ahead: bool = True,
+    chunks: Sequence[int] = (),
 ) -> StepTimeline:
-    """A step whose exchange times and rows per rank are known, one of each per layer; options as of `simulate_step`."""
+    """A step whose exchange times and rows per rank are known, one of each per layer; options as of `simulate_step`, but for `chunks`:
+    one number for each layer, none: 1."""
     step = _Step(
         cluster=cluster,
         model=model,
@@ -120,6 +129,7 @@ def run_step(
         again=len(times) - ahead - 1 if backward and ahead is not None and not resident else 0,
         planning=planning,
         plan_ahead=plan_ahead,
+        chunks=list(chunks) or [1] * len(times),
     )
     for micro_batch in range(micro_batches):
         step.forward(micro_batch, gather=micro_batch == 0 or not resident)
@@ -166,6 +176,7 @@ class _Step:
     again: int  # layers before this one are gathered once more for their backward: their slots went to later ones
     planning: float
     plan_ahead: bool
+    chunks: list[int]
     clock: Clock = field(init=False)
     last: list[int] = field(default_factory=list)  # what the next operator follows
     released: dict[int, list[int]] = field(default_factory=dict)  # layer -> what its gather follows
@@ -182,45 +193,81 @@ class _Step:
             ready = self._plan(layer, micro_batch, ready)
             if gather and not self.overlap and times.gather.any():
                 ready = self._foreground("gather", layer, micro_batch, times.gather, ready)
-            out = self._exchange("dispatch", layer, micro_batch, times.dispatch_R, [ready])
             if not self.pipelined:
-                self.released[layer] = [out]
-                here = [out, *self._gather(layer, micro_batch, gather)]
-                experts = self._compute("experts", layer, micro_batch, self._experts(layer), here)
-                self.last = [self._exchange("combine", layer, micro_batch, times.combine_R, [experts])]
+                self._there_and_back(layer, micro_batch, ready, gather)
                 continue
+            out = self._exchange("dispatch", layer, micro_batch, times.dispatch_R, [ready])
             experts = self._compute("experts", layer, micro_batch, self._experts(layer), [ready])
             back = self._exchange("combine", layer, micro_batch, times.combine_R, [out])
             self.last = [experts, back, *self._gather(layer, micro_batch, gather)]
             self.clock.wait(self.last)
             self.released[layer] = self.last
 
+    def _there_and_back(self, layer: int, micro_batch: int, ready: int, gather: bool) -> None:
+        """Dispatch, experts, combine; each part's exchanges behind another's experts."""
+        times, parts = self.times[layer], range(self.chunks[layer])
+        share = 1 / len(parts)
+        out = [
+            self._exchange("dispatch", layer, micro_batch, share * times.dispatch_R, [ready]) for _ in parts
+        ]
+        self.released[layer] = [out[0]]
+        here = self._gather(layer, micro_batch, gather)
+        done = [
+            self._compute("experts", layer, micro_batch, share * self._experts(layer), [one, *here])
+            for one in out
+        ]
+        self.last = [
+            self._exchange("combine", layer, micro_batch, share * times.combine_R, [one]) for one in done
+        ]
+
     def backward(self, micro_batch: int, reduce: bool) -> None:
         due: dict[int, int] = {}  # layer -> its reduce, while in the background
         for layer in reversed(range(len(self.times))):
             times = self.times[layer]
-            back = self._exchange("combine_backward", layer, micro_batch, times.dispatch_R, self.last)
-            after = [back] if not self.pipelined else self.last
-            after = [*after, *self._gather_again(layer, micro_batch)]
-            self.passed[layer] = [back]
-            experts = self._compute("experts_backward", layer, micro_batch, 2 * self._experts(layer), after)
-            waits = self._reduce(layer + self.ahead, micro_batch, due) if not self.pipelined else []
-            here = [experts] if not self.pipelined else [back]
-            if reduce and not self.overlap and times.reduce.any():
-                here = [self._foreground("reduce", layer, micro_batch, times.reduce, experts)]
-            out = self._exchange("dispatch_backward", layer, micro_batch, times.combine_R, [*here, *waits])
-            self.last = [out]
             if self.pipelined:
-                self.last = [experts, out, *self._reduce(layer + self.ahead, micro_batch, due)]
-                self.clock.wait(self.last)
+                done = self._back_under(layer, micro_batch, due)
+            else:
+                done = self._back_and_there(layer, micro_batch, due, reduce)
             if reduce and self.overlap and times.reduce.any():
-                due[layer] = (
-                    experts if not self.pipelined else max(self.last, key=lambda i: self.clock.ends[i].max())
-                )
+                due[layer] = done
             seconds = self.model.non_moe_backward + 2 * self.model.router
             self.last = [self._compute("non_moe_backward", layer, micro_batch, seconds, self.last)]
         for layer in sorted(due, reverse=True):
             self._reduce(layer, micro_batch, due)
+
+    def _back_and_there(self, layer: int, micro_batch: int, due: dict[int, int], reduce: bool) -> int:
+        """The same from its end; the operator that the reduce of this layer follows."""
+        times, parts = self.times[layer], range(self.chunks[layer])
+        share = 1 / len(parts)
+        back = [
+            self._exchange("combine_backward", layer, micro_batch, share * times.dispatch_R, self.last)
+            for _ in parts
+        ]
+        again = self._gather_again(layer, micro_batch)
+        self.passed[layer] = [back[0]]
+        work = share * 2 * self._experts(layer)
+        experts = [self._compute("experts_backward", layer, micro_batch, work, [one, *again]) for one in back]
+        waits = self._reduce(layer + self.ahead, micro_batch, due)
+        done = list(experts)
+        if reduce and not self.overlap and times.reduce.any():
+            done[-1] = self._foreground("reduce", layer, micro_batch, times.reduce, experts[-1])
+        self.last = [
+            self._exchange("dispatch_backward", layer, micro_batch, share * times.combine_R, [one, *waits])
+            for one in done
+        ]
+        return experts[-1]
+
+    def _back_under(self, layer: int, micro_batch: int, due: dict[int, int]) -> int:
+        """Backwards with the experts' compute under both exchanges; the operator that the reduce of this layer follows."""
+        times = self.times[layer]
+        back = self._exchange("combine_backward", layer, micro_batch, times.dispatch_R, self.last)
+        after = [*self.last, *self._gather_again(layer, micro_batch)]
+        self.passed[layer] = [back]
+        experts = self._compute("experts_backward", layer, micro_batch, 2 * self._experts(layer), after)
+        out = self._exchange("dispatch_backward", layer, micro_batch, times.combine_R, [back])
+        self.last = [experts, out, *self._reduce(layer + self.ahead, micro_batch, due)]
+        self.clock.wait(self.last)
+        return max(self.last, key=lambda i: self.clock.ends[i].max())
 
     def _compute(
         self, name: str, layer: int, micro_batch: int, seconds: float | FloatArray, after: Sequence[int]

@@ -8,8 +8,15 @@ from typing import Any
 from moeyard.errors import UnknownName
 
 _HOME = {"planner": "static", "policy": "home"}
-_BEHIND = {"ahead": True}  # planned for the next step, gathered and reduced behind the rest
-_BEFORE = {"ahead": False}  # all in the foreground
+_BEFORE = {"ahead": False, "chunks": 1}  # all in the foreground
+_PARTS = {
+    "ahead": False,
+    "chunks": "auto",
+}  # rows in two parts, each behind the other's experts, where that pays
+_BEHIND = {
+    "ahead": True,
+    "chunks": "auto",
+}  # planned for the next step, gathered and reduced behind the rest too
 
 # name -> (what it is, options of the yard; what is not named is as the run was asked for)
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,13 +44,17 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "domains-sync": (
         "planned exchanges; experts gathered inside domains, in the foreground",
-        {"planner": "domains", "policy": "auto", "slots": None, **_BEFORE},
+        {"planner": "domains", "policy": "auto", "slots": None, **_PARTS},
     ),
     "auto": (
         "planned exchanges; replicas or domains, whatever is predicted to take least, ahead and behind",
         {"planner": "auto", "policy": "auto", "slots": None, **_BEHIND},
     ),
     "sync": ("planned exchanges, replicas of hot experts, in the foreground", _BEFORE),
+    "chunks": (
+        "planned exchanges, replicas of hot experts, in the foreground; rows in two parts where it pays",
+        _PARTS,
+    ),
     "all": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
     "moeyard": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
 }
@@ -56,12 +67,17 @@ CHAIN = (
     ("direct", "engine"),
     ("home", "schedule"),
     ("sync", "replicas"),
+    ("chunks", "chunks"),
     ("all", "overlap"),
 )
 
 # What is chosen as a whole, beside the chain's beginning: mode -> what the comparison is called.
 WHOLES = {"domains": "domains", "auto": "joint choice"}
-FOREGROUND = {"all": "sync", "moeyard": "sync", "domains": "domains-sync"}  # the same, with nothing behind
+FOREGROUND = {
+    "all": "chunks",
+    "moeyard": "chunks",
+    "domains": "domains-sync",
+}  # the same, with nothing behind
 
 
 def modes_of(given: Iterable[str]) -> tuple[str, ...]:

@@ -51,11 +51,13 @@ def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, fl
         "planning": planning / len(jobs),
         "plan_ahead": False,
     }
-    timeline = simulate_step(cluster, spec, hosts, jobs, overlap=options.plans_ahead, **how)
+    timeline = simulate_step(
+        cluster, spec, hosts, jobs, overlap=options.plans_ahead, chunks=options.chunks, **how
+    )
     rest = dense_seconds(trainer)
     if not options.plans_ahead:
         return timeline.makespan + rest, timeline.makespan + rest, 0.0
-    serial = simulate_step(cluster, spec, hosts, jobs, overlap=False, **how)
+    serial = simulate_step(cluster, spec, hosts, jobs, overlap=False, chunks=options.chunks, **how)
     work = serial.seconds("gather") + serial.seconds("reduce")
     return timeline.makespan + rest, serial.makespan + rest, work
 
