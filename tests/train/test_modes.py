@@ -32,8 +32,9 @@ def test_what_is_attributed_is_the_only_difference():
     way = {name: options.yard(name) for name, _ in CHAIN}
     assert way["plain"] == way["direct"] | {"transport": "collective"}
     assert way["home"] == way["direct"] | {"scheduler": "auto"}
-    assert way["sync"] == way["home"] | {"planner": "quota", "policy": "quota", "ahead": False}
-    assert way["all"] == way["sync"] | {"ahead": True}
+    assert way["sync"] == way["home"] | {"planner": "quota", "policy": "quota", "ahead": False, "chunks": 1}
+    assert way["chunks"] == way["sync"] | {"chunks": "auto"}
+    assert way["all"] == way["chunks"] | {"ahead": True}
     assert options.yard("moeyard") == way["all"]
 
 
@@ -129,7 +130,7 @@ def test_ratios_are_of_the_same_step():
     found = attribution(run)
     assert [(one.what, one.of, one.over) for one in found] == [
         ("engine", "direct", "plain"),
-        ("schedule + replicas + overlap", "all", "direct"),
+        ("schedule + replicas + chunks + overlap", "all", "direct"),
         ("together", "all", "plain"),
     ]
     assert [(one.ratio, one.low, one.high, one.pairs) for one in found] == [
@@ -145,9 +146,9 @@ def test_the_whole_chain_is_told_mode_by_mode():
         *(mode_of(name, [9.0, 9.0 - i]) for i, (name, _) in enumerate(CHAIN)), mode_of("shadow", [9, 6])
     )
     found = attribution(run)
-    assert [one.what for one in found[:4]] == ["engine", "schedule", "replicas", "overlap"]
-    assert [(one.of, one.over) for one in found[4:]] == [
-        ("all", m) for m in ("plain", "direct", "home", "shadow")
+    assert [one.what for one in found[:5]] == ["engine", "schedule", "replicas", "chunks", "overlap"]
+    assert [(one.of, one.over) for one in found[5:]] == [
+        ("all", m) for m in ("plain", "direct", "home", "sync", "shadow")
     ]
 
 
@@ -172,21 +173,24 @@ def test_the_interval_holds_the_median_and_narrows():
 
 
 def test_hidden_is_what_the_foreground_took_longer():
-    serial, overlapped = mode_of("sync", [9, 4.0, 5.0], gather=1.0), mode_of("all", [9, 3.4, 4.4], gather=1.5)
+    serial, overlapped = (
+        mode_of("chunks", [9, 4.0, 5.0], gather=1.0),
+        mode_of("all", [9, 3.4, 4.4], gather=1.5),
+    )
     run = run_of(serial, overlapped)
     assert hidden(run, overlapped) == pytest.approx(0.6)
     assert hidden(run, serial) is None
     assert hidden(run_of(overlapped), overlapped) is None
-    assert hidden(run_of(mode_of("sync", [9, 4.0]), overlapped), overlapped) is None  # nothing was gathered
+    assert hidden(run_of(mode_of("chunks", [9, 4.0]), overlapped), overlapped) is None  # nothing was gathered
 
 
 def test_json_says_what_each_mode_took():
     predicted = {"seconds": {"1": 2.0, "2": 4.0}, "hideable": 0.9}
     run = run_of(
-        mode_of("sync", [9, 4.0, 5.0], gather=1.0), mode_of("all", [9, 3.5, 4.5], predicted=predicted)
+        mode_of("chunks", [9, 4.0, 5.0], gather=1.0), mode_of("all", [9, 3.5, 4.5], predicted=predicted)
     )
     found = json.loads(json.dumps(mode_data(run)))
-    assert [one["name"] for one in found] == ["sync", "all"]
+    assert [one["name"] for one in found] == ["chunks", "all"]
     assert found[1] == {
         "name": "all", "steps": [0, 1, 2], "seconds": [9, 3.5, 4.5], "loss": [3.0, 2.0, 1.0],
         "hidden": 0.5, "predicted_s": 3.0, "plan_wait_s": 0.01,

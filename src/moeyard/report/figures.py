@@ -13,7 +13,7 @@ from moeyard.timeline import Timeline
 
 COLOURS = {
     "plain": "#8795a6", "direct": "#3d5a80", "home": "#4fa3a5", "replicas": "#c9a227", "shadow": "#7b5ea7", "prophet": "#a44a3f",
-    "sync": "#e07a5f", "all": "#0b7a75", "moeyard": "#0b7a75",
+    "sync": "#e07a5f", "chunks": "#6a994e", "all": "#0b7a75", "moeyard": "#0b7a75",
 }  # fmt: skip
 PARTS = {  # of an iteration, in the order they are stacked
     "compute": ("compute", "#9fb4c7"),
