@@ -179,12 +179,18 @@ CHUNK_SECONDS = 2e-3  # what a second chunk costs beside its rows: a split, a sc
 LEAST_GAIN = 0.97  # of the time in one go, from which on two chunks are worth it
 
 
+def half_exchange(cluster: Cluster, model: ModelSpec, assignment: Assignment) -> float:
+    """The share of an exchange's time that half its rows take: all of its latency, half of the rest."""
+    rows_RR = assignment.rows_RR
+    whole = exchange_seconds(cluster, rows_RR, model.row_bytes)
+    return exchange_seconds(cluster, (rows_RR + 1) // 2, model.row_bytes) / whole if whole else 0.5
+
+
 def chunks_worth(cluster: Cluster, model: ModelSpec, assignment: Assignment) -> int:
     """2 if a layer's tokens in two halves, each one's exchanges behind the other's experts, take less than in one go; else 1.
-
-    Half an exchange has half the rows and all the latency. Forth and back, the experts' backward taking twice their forward."""
-    rows_RR = assignment.rows_RR
-    whole, half = (exchange_seconds(cluster, rows, model.row_bytes) for rows in (rows_RR, (rows_RR + 1) // 2))
+    Forth and back, the experts' backward taking twice their forward."""
+    whole = exchange_seconds(cluster, assignment.rows_RR, model.row_bytes)
+    half = whole * half_exchange(cluster, model, assignment)
     experts = float((assignment.rows_R / cluster.speed).max()) * model.row_seconds
     one = 4 * whole + 3 * experts
     two = 4 * half + 2 * max(half, experts / 2) + 2 * max(half, experts) + CHUNK_SECONDS

@@ -13,7 +13,7 @@ micro-batch, a reduce of their gradients after the experts' backward of the last
 - planning runs on the host: for the next step (hidden), or for this layer, between router and dispatch.
 
 A layer in two chunks: the second half is dispatched while the experts compute the first, and the first half's results go back while they
-compute the second; on the way back the same from its end. Half an exchange takes half its time.
+compute the second; on the way back the same from its end.
 
 At most `ahead` layers' replicas are gathered before their turn, and as many reduces outstanding: the gather of layer l starts
 after the dispatch of layer l - ahead; the dispatch's backward of layer l waits for the reduce of layer l + ahead.
@@ -29,7 +29,7 @@ import numpy as np
 from moeyard.arrays import FloatArray, IntArray
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
-from moeyard.cost import chunks_worth
+from moeyard.cost import chunks_worth, half_exchange
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
@@ -96,7 +96,7 @@ def simulate_step(
         resident=plan.resident,
         planning=planning,
         plan_ahead=plan_ahead,
-        chunks=[chunks_worth(cluster, model, one) if chunks == "auto" else int(chunks) for one in served],
+        halves=[_halved(cluster, model, one, chunks) for one in served],
     )
 
 
@@ -114,10 +114,10 @@ def run_step(
     resident: bool = True,
     planning: float = 0.0,
     plan_ahead: bool = True,
-    chunks: Sequence[int] = (),
+    halves: Sequence[float | None] = (),
 ) -> StepTimeline:
-    """A step whose exchange times and rows per rank are known, one of each per layer; options as of `simulate_step`, but for `chunks`:
-    one number for each layer, none: 1."""
+    """A step whose exchange times and rows per rank are known, one of each per layer; options as of `simulate_step`. halves: for each layer
+    in two chunks the share of an exchange's time that half its rows take; None, or no halves: in one."""
     step = _Step(
         cluster=cluster,
         model=model,
@@ -129,13 +129,18 @@ def run_step(
         again=len(times) - ahead - 1 if backward and ahead is not None and not resident else 0,
         planning=planning,
         plan_ahead=plan_ahead,
-        chunks=list(chunks) or [1] * len(times),
+        halves=list(halves) or [None] * len(times),
     )
     for micro_batch in range(micro_batches):
         step.forward(micro_batch, gather=micro_batch == 0 or not resident)
         if backward:
             step.backward(micro_batch, reduce=micro_batch == micro_batches - 1 or not resident)
     return step.clock.finish()
+
+
+def _halved(cluster: Cluster, model: ModelSpec, served: Assignment, chunks: int | str) -> float | None:
+    count = chunks_worth(cluster, model, served) if chunks == "auto" else int(chunks)
+    return half_exchange(cluster, model, served) if count == 2 else None
 
 
 def _planned(
@@ -176,7 +181,7 @@ class _Step:
     again: int  # layers before this one are gathered once more for their backward: their slots went to later ones
     planning: float
     plan_ahead: bool
-    chunks: list[int]
+    halves: list[float | None]
     clock: Clock = field(init=False)
     last: list[int] = field(default_factory=list)  # what the next operator follows
     released: dict[int, list[int]] = field(default_factory=dict)  # layer -> what its gather follows
@@ -205,20 +210,23 @@ class _Step:
 
     def _there_and_back(self, layer: int, micro_batch: int, ready: int, gather: bool) -> None:
         """Dispatch, experts, combine; each part's exchanges behind another's experts."""
-        times, parts = self.times[layer], range(self.chunks[layer])
-        share = 1 / len(parts)
+        times = self.times[layer]
+        parts, share, part = self._parts(layer)
         out = [
             self._exchange("dispatch", layer, micro_batch, share * times.dispatch_R, [ready]) for _ in parts
         ]
         self.released[layer] = [out[0]]
         here = self._gather(layer, micro_batch, gather)
-        done = [
-            self._compute("experts", layer, micro_batch, share * self._experts(layer), [one, *here])
-            for one in out
-        ]
+        work = part * self._experts(layer)
+        done = [self._compute("experts", layer, micro_batch, work, [one, *here]) for one in out]
         self.last = [
             self._exchange("combine", layer, micro_batch, share * times.combine_R, [one]) for one in done
         ]
+
+    def _parts(self, layer: int) -> tuple[range, float, float]:
+        """(parts of the tokens, share of an exchange's time that each takes, share of the experts')."""
+        half = self.halves[layer]
+        return (range(1), 1.0, 1.0) if half is None else (range(2), half, 0.5)
 
     def backward(self, micro_batch: int, reduce: bool) -> None:
         due: dict[int, int] = {}  # layer -> its reduce, while in the background
@@ -237,15 +245,15 @@ class _Step:
 
     def _back_and_there(self, layer: int, micro_batch: int, due: dict[int, int], reduce: bool) -> int:
         """The same from its end; the operator that the reduce of this layer follows."""
-        times, parts = self.times[layer], range(self.chunks[layer])
-        share = 1 / len(parts)
+        times = self.times[layer]
+        parts, share, part = self._parts(layer)
         back = [
             self._exchange("combine_backward", layer, micro_batch, share * times.dispatch_R, self.last)
             for _ in parts
         ]
         again = self._gather_again(layer, micro_batch)
         self.passed[layer] = [back[0]]
-        work = share * 2 * self._experts(layer)
+        work = part * 2 * self._experts(layer)
         experts = [self._compute("experts_backward", layer, micro_batch, work, [one, *again]) for one in back]
         waits = self._reduce(layer + self.ahead, micro_batch, due)
         done = list(experts)
