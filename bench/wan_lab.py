@@ -1,6 +1,6 @@
 """Two datacenters in the lab: experts move instead of rows, paired with plain expert parallelism; what docs/lab.md shows.
 
-python -m bench.wan_lab [--case far,middle,small] [--steps N] [--modes plain,direct,domains,auto] [--json] [--write]
+python -m bench.wan_lab [--case far,middle,small] [--steps N] [--modes plain,direct,domains,domains+codec,auto] [--codec bits:1] [--json] [--write]
 
 A case is bytes of rows a rank : bytes of an expert, in the ratio of HybridEP's tables. --write puts what is stored into docs/lab.md.
 """
@@ -18,9 +18,9 @@ from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
 from moeyard.report.attribution import compare, mode_data, prediction_error
-from moeyard.report.load import Run, load_run, loss_gap
+from moeyard.report.load import Run, coded_losses, load_run, loss_gap
 from moeyard.train.model import SIZES
-from moeyard.train.modes import modes_of
+from moeyard.train.modes import CODEC, modes_of
 from moeyard.train.options import Options
 
 LAB = "lab-2dc"
@@ -51,7 +51,7 @@ CASES = {
 }
 
 
-def measure(case: Case, modes: tuple[str, ...], steps: int) -> dict[str, Any]:
+def measure(case: Case, modes: tuple[str, ...], steps: int, codec: str = CODEC) -> dict[str, Any]:
     """One run of all modes side by side."""
     if abs(case.true_ratio / case.ratio - 1) > 1e-6:
         raise ValueError(f"{case.title}: the model has {case.true_ratio:g}, not {case.ratio:g}")
@@ -62,7 +62,7 @@ def measure(case: Case, modes: tuple[str, ...], steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = Options(
             folder, modes=modes, steps=steps, warmup=min(2, steps - 1), batch=case.batch, length=case.length, config=sizes, turn=1,
-            compute=_rows_per_second(case),
+            compute=_rows_per_second(case), codec=codec,
         )  # fmt: skip
         in_lab(LAB, options, "rails", quiet=True)
         return told(load_run(folder), case)
@@ -78,7 +78,7 @@ def _rows_per_second(case: Case) -> float:
 def told(run: Run, case: Case) -> dict[str, Any]:
     by_name = {mode.name: mode for mode in run.modes}
     ratios = []
-    for of in ("domains", "auto", "domains-sync"):
+    for of in ("domains", "domains+codec", "auto", "auto+codec", "domains-sync"):
         for over in ("plain", "direct"):
             if of in by_name and over in by_name:
                 found = compare(run, "", by_name[of], by_name[over])
@@ -96,6 +96,7 @@ def told(run: Run, case: Case) -> dict[str, Any]:
         "prediction_error": {mode.name: prediction_error(mode) for mode in run.modes},
         "hideable": {mode.name: (mode.summary.get("predicted") or {}).get("hideable") for mode in run.modes},
         "loss_difference": loss_gap(run),
+        "coded_losses": coded_losses(run),
     }
 
 
@@ -107,9 +108,15 @@ def predicted_ratio(found: dict[str, Any], of: str) -> float | None:
     return None if over is None or own is None else over / own
 
 
+def _codecs(found: dict[str, Any]) -> str:
+    """What a codec does to the loss, which is of so few steps that it says little."""
+    told = found.get("coded_losses", {}).items()
+    return "".join(f"; {mode}, {found['conditions']['codec']}: {off:+.2%}" for mode, off in told)
+
+
 def table(found: dict[str, Any]) -> str:
     lines = [
-        f"**{found['title']}**; largest difference of the losses {found['loss_difference']:.0e}.", "",
+        f"**{found['title']}**; largest difference of the losses {found['loss_difference']:.0e}{_codecs(found)}.", "",
         "| | iteration | quartiles | over the wan | copies over the wan | simulated |", "|---" * 6 + "|",
     ]  # fmt: skip
     for mode, one in found["summary"].items():
@@ -153,6 +160,7 @@ def main() -> None:
     parser.add_argument("--case", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--modes", default="wan")
+    parser.add_argument("--codec", default=CODEC, help="of the modes that have one")
     parser.add_argument(
         "--suffix", default="", help="of the name that a case is stored under, for other modes"
     )
@@ -165,7 +173,7 @@ def main() -> None:
     for name in options.case.split(",") if options.measure else ():
         case = CASES[name]
         key = f"{name}{options.suffix}"
-        results[key] = measure(case, modes_of([options.modes]), options.steps or case.steps)
+        results[key] = measure(case, modes_of([options.modes]), options.steps or case.steps, options.codec)
         print(json.dumps(results[key]) if options.json else table(results[key]), flush=True)
         options.save.write_text(json.dumps(results, indent=1) + "\n")
     if options.write:

@@ -9,7 +9,8 @@ gathered, after the backward their gradients are reduced. Assumptions, the same 
 - a compute operator takes as long as its slowest rank;
 - a gather goes home -> one host of each other datacenter -> one host of each other node -> the other hosts of the node,
   one tier after the other; a reduce adds up along the same way back. Replicas hold this step's weights only, so both
-  happen every step;
+  happen every step. Where a codec carries experts between datacenters (`ModelSpec.wan_expert_bytes`), that tier takes its messages,
+  the time to code them, and one more word round;
 - gather and reduce hide behind compute (Pro-Prophet's block-wise scheduler): that of the next layer behind this layer's
   experts and the next non-MoE part. On a network wider than the exchanges use they hide behind the exchanges too. A step's
   first gather and last reduce have less to hide behind: `total` shares that out over the layers, `steady` leaves it out.
@@ -144,6 +145,8 @@ def rates_of(
     return Rates(
         row_bytes=float(model.row_bytes),
         gather_bytes=model.expert_bytes / compression,
+        wan_gather_bytes=model.wan_expert_bytes / compression,
+        coding_seconds=float(model.coding_seconds),
         reduce_bytes=float(model.gradient_bytes),
         row_seconds_R=model.row_seconds / cluster.speed,
         non_moe_forward_R=(model.non_moe_forward + model.router) / cluster.speed,

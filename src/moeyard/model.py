@@ -29,13 +29,19 @@ class ModelSpec:
     )  # what moves with an expert besides its parameters; -1: three floats per bf16 parameter
     activation_bytes: int = 0  # kept per row between forward and backward, on the rank that computes it
     router: float = 0.0  # seconds of the router, between the non-MoE part and the dispatch
+    wan_expert_bytes: int = (
+        0  # one expert between datacenters, as a codec sends it; 0: as many as expert_bytes
+    )
+    coding_seconds: float = 0.0  # to encode one expert, or to decode it
 
     def __post_init__(self) -> None:
         if self.gradient_bytes == 0:
             object.__setattr__(self, "gradient_bytes", self.expert_bytes)
         if self.optimizer_bytes == -1:
             object.__setattr__(self, "optimizer_bytes", 6 * self.expert_bytes)
-        for what in ("row_bytes", "expert_bytes", "layers", "gradient_bytes"):
+        if self.wan_expert_bytes == 0:
+            object.__setattr__(self, "wan_expert_bytes", self.expert_bytes)
+        for what in ("row_bytes", "expert_bytes", "layers", "gradient_bytes", "wan_expert_bytes"):
             _whole(what, getattr(self, what), least=1)
         for what in ("optimizer_bytes", "activation_bytes"):
             _whole(what, getattr(self, what), least=0)
@@ -43,7 +49,7 @@ class ModelSpec:
             value = getattr(self, what)
             if not (value > 0 and math.isfinite(value)):
                 raise InvalidModel(f"{what} must be positive and finite, got {value!r}")
-        for what in ("non_moe_forward", "non_moe_backward", "router"):
+        for what in ("non_moe_forward", "non_moe_backward", "router", "coding_seconds"):
             value = getattr(self, what)
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidModel(f"{what} must be zero or more seconds and finite, got {value!r}")
@@ -53,13 +59,20 @@ class ModelSpec:
         """Forward time of one row in one expert on a rank of speed 1."""
         return self.expert_flops / self.flops
 
+    @property
+    def coded(self) -> bool:
+        """Whether experts cross between datacenters in messages of a codec."""
+        return self.wan_expert_bytes != self.expert_bytes
+
     def but(self, **changes: object) -> ModelSpec:
-        """The same model with some fields changed. Gradient and optimizer bytes left at their defaults follow expert_bytes."""
+        """The same model with some fields changed. Gradient, optimizer and wan bytes left at their defaults follow expert_bytes."""
         if "expert_bytes" in changes:
             if self.gradient_bytes == self.expert_bytes:
                 changes.setdefault("gradient_bytes", 0)
             if self.optimizer_bytes == 6 * self.expert_bytes:
                 changes.setdefault("optimizer_bytes", -1)
+            if not self.coded:
+                changes.setdefault("wan_expert_bytes", 0)
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod

@@ -72,6 +72,10 @@ def jobs(draw, equal_speed=False):
         non_moe_backward=10 ** rng.uniform(-4, -2), router=float(rng.choice([0, 1e-3])),
         layers=int(rng.integers(1, 4)),
     )  # fmt: skip
+    if draw(st.booleans()):
+        spec = spec.but(
+            wan_expert_bytes=1 + spec.expert_bytes // int(rng.choice([2, 16, 30])), coding_seconds=1e-4
+        )
     return cluster, spec, placement, assign(cluster, demand, placement, "local_first")
 
 
@@ -191,6 +195,31 @@ def test_an_expert_crosses_the_wan_once_for_a_whole_datacenter():
     assert step_cost(cluster, spec, placement, quiet).gather == pytest.approx(1.0, rel=1e-6)
     assert step_cost(cluster, spec, placement, quiet, compression=50).gather == pytest.approx(0.02, rel=1e-6)
     assert step_cost(cluster, spec, placement, quiet, compression=50).reduce == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_codec_shrinks_what_crosses_the_wan_and_costs_coding_and_a_word():
+    cluster = Cluster(4, 2, FREE, FREE, datacenters=2, wan=Port(1e6, 0.01))
+    spec = model(expert_bytes=1_000_000)
+    home = np.array([0, 0, 0, 2])
+    placement = Placement(home, np.ones((4, 8), bool))
+    served = assign(cluster, Demand(np.zeros((8, 4), np.int64)), placement, "local_first")
+    whole = step_cost(cluster, spec, placement, served, overlap=False)
+    assert whole.gather == pytest.approx(4.0 + 0.01, rel=1e-6)
+    coded = spec.but(wan_expert_bytes=62_500, coding_seconds=1e-3)
+    found = step_cost(cluster, coded, placement, served, overlap=False)
+    # a sixteenth of four seconds, its latency, another for the word round; three are encoded on rank 0, three decoded on rank 4
+    assert found.gather == pytest.approx(4.0 / 16 + 2 * 0.01 + (3 + 3) * 1e-3, rel=1e-6)
+    assert found.reduce == pytest.approx(whole.reduce)  # gradients go whole
+
+
+def test_a_model_says_what_crosses():
+    spec = model(expert_bytes=1000)
+    assert not spec.coded
+    assert spec.wan_expert_bytes == 1000
+    assert spec.but(expert_bytes=2000).wan_expert_bytes == 2000
+    assert spec.but(wan_expert_bytes=60).but(expert_bytes=2000).wan_expert_bytes == 60
+    with pytest.raises(InvalidModel, match="coding_seconds must be zero or more"):
+        spec.but(coding_seconds=-1.0)
 
 
 def test_a_dead_rail_costs_its_share_and_a_dead_node_everything():

@@ -20,7 +20,7 @@ from moeyard.kernels.step import search
 from moeyard.kernels.step import transport as network
 from moeyard.kernels.step.compose import TOTAL, compose, rows_into
 from moeyard.kernels.step.domains import by_domain, crossing_totals, domain_loads, domain_table, node_totals
-from moeyard.kernels.step.gather import gather_hops, gather_of, tier_seconds
+from moeyard.kernels.step.gather import gather_hops, gather_of, gather_seconds, tier_seconds
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.auto import SINGLES, effort_of, search_auto
@@ -55,6 +55,8 @@ def jobs(draw):
         non_moe_forward=10 ** rng.uniform(-5, -2), non_moe_backward=10 ** rng.uniform(-5, -2),
         layers=int(rng.integers(1, 5)),
     )  # fmt: skip
+    if draw(st.booleans()):
+        model = model.but(wan_expert_bytes=1 + model.expert_bytes // 16, coding_seconds=1e-3)
     home = static_homes(experts, total)
     hosts = rng.random((experts, total)) < draw(st.sampled_from([0.1, 0.3, 0.8]))
     hosts[np.arange(experts), home] = True
@@ -109,6 +111,12 @@ def test_a_gather_is_its_hops_tier_by_tier(job):
         alone = network.transport(network.loads_of(copies, ports), ports)
         seconds = network.fastest(alone.forms, float(spec.expert_bytes))
         assert tier_seconds(gather.forms, float(spec.expert_bytes))[tier] == pytest.approx(seconds)
+        if tier == 2:
+            far = copies.sum(axis=1).max() + copies.sum(axis=0).max()  # experts to encode, and to decode
+            assert gather.coders[0] == far
+            word = network.fastest(alone.forms, 0.0)
+            coded = network.fastest(alone.forms, 10.0) + (word + far * 0.5 if far else 0.0)
+            assert gather_seconds(gather, float(spec.expert_bytes), 10.0, 0.5)[2] == pytest.approx(coded)
 
 
 @given(job=costed())

@@ -13,7 +13,7 @@ from moeyard.errors import UnknownName
 from moeyard.provenance import Network
 from moeyard.report.attribution import attribution, compare, hidden, interval, mode_data, paired
 from moeyard.report.load import Mode, Run
-from moeyard.train.modes import CHAIN, EVERY, MODES, modes_of
+from moeyard.train.modes import CHAIN, CODED, EVERY, MODES, modes_of
 from moeyard.train.options import Options
 from moeyard.train.turns import Runner, run_side_by_side, turns
 
@@ -22,7 +22,9 @@ def test_modes_are_named_listed_and_repeated():
     assert modes_of(["both"]) == ("plain", "moeyard")
     assert modes_of(["plain,direct", "all", "direct"]) == ("plain", "direct", "all")
     assert modes_of(["all-of-them"]) == EVERY
-    assert set(EVERY) == set(MODES) - {"moeyard"}
+    assert set(EVERY) == set(MODES) - {"moeyard", *CODED}  # in one datacenter there is nothing to code
+    assert CODED == ("domains+codec", "auto+codec")
+    assert "domains+codec" in modes_of(["wan"])
     with pytest.raises(UnknownName, match="did you mean 'shadow'"):
         modes_of(["plain,shadwo"])
 
@@ -36,6 +38,9 @@ def test_what_is_attributed_is_the_only_difference():
     assert way["chunks"] == way["sync"] | {"chunks": "auto"}
     assert way["all"] == way["chunks"] | {"ahead": True}
     assert options.yard("moeyard") == way["all"]
+    for name in ("domains", "auto"):
+        assert options.yard(f"{name}+codec") == options.yard(name) | {"codec": "bits:1"}
+        assert replace(options, codec="pick:8").yard(f"{name}+codec")["codec"] == "pick:8"
 
 
 @given(

@@ -65,7 +65,7 @@ def run(
         str | None,
         typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, auto, sync, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, auto; all-of-them. Several with commas, or repeated: they take turns.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
@@ -78,6 +78,7 @@ def run(
     planner: Annotated[str, typer.Option(help="Of moeyard: where experts get replicas.")] = "quota",
     scheduler: Annotated[str, typer.Option(help="Of moeyard: how rows cross the network.")] = "auto",
     slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
+    codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, lossless.")] = "bits:1",
     compute: Annotated[float | None, typer.Option(help="Emulate accelerators of this many expert rows per second; default: what the lab says; 0: do not.")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -106,7 +107,7 @@ def run(
     mode = mode or [_usual(lab)]
     options = Options(
         out=str(out.resolve()), modes=modes_of(mode), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
-        config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots,
+        config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots, codec=codec,
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
         remeasure_every=remeasure_every, timeout=timeout, device=device, share_gpu=share_gpu, dtype=dtype,
     )  # fmt: skip
@@ -274,14 +275,18 @@ def _finish(out: Path, json: bool) -> None:
     """The tables, and the report page."""
     from moeyard.report import load_run, write_report
     from moeyard.report.attribution import attribution, attribution_data, mode_data
-    from moeyard.report.load import loss_gap
+    from moeyard.report.load import coded_losses, loss_gap
 
     run_ = load_run(out)
     page = write_report(out)
     if json:
         data = json_.loads((out / "run.json").read_text())
         found = {"modes": mode_data(run_), "attribution": attribution_data(attribution(run_))}
-        print_json(data | found | {"loss_difference": loss_gap(run_), "report": str(page)})
+        print_json(
+            data
+            | found
+            | {"loss_difference": loss_gap(run_), "coded_losses": coded_losses(run_), "report": str(page)}
+        )
         return
     shown = console()
     shown.print()
@@ -311,7 +316,7 @@ def _comparison(run_: Run) -> Table:
 
 def _print_attribution(shown: Console, run_: Run) -> None:
     from moeyard.report.attribution import COLUMNS, attribution, table_rows
-    from moeyard.report.load import SAME_LOSS, loss_gap
+    from moeyard.report.load import SAME_LOSS, loss_gap, told_of_codecs
     from moeyard.report.run import told_by_model
 
     ratios = attribution(run_)
@@ -325,4 +330,8 @@ def _print_attribution(shown: Console, run_: Run) -> None:
     if len(run_.modes) > 1:
         gap = loss_gap(run_)
         same = "the same loss" if gap <= SAME_LOSS else "NOT the same loss"
-        shown.print(f"{same} in all modes (largest difference over all steps {gap:.1e})")
+        codecs = told_of_codecs(run_)
+        which = "all modes without a codec" if codecs else "all modes"
+        shown.print(f"{same} in {which} (largest difference over all steps {gap:.1e})")
+        for line in codecs:
+            shown.print(line)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
-from moeyard.runtime.codec.spec import Codec
+from moeyard.runtime.codec.spec import Codec, coded_model
 from moeyard.version import __version__
 
 
@@ -35,6 +36,13 @@ class Options:
     chunks: int | str = 1
     dedup: bool | str = False
     codec: str | None = None
+
+    @cached_property
+    def costed(self) -> ModelSpec | None:
+        """The model that plans are made for: experts cross between datacenters as the codec sends them."""
+        if self.model is None or self.codec is None:
+            return self.model
+        return coded_model(self.model, Codec.parse(self.codec))
 
     @property
     def plans_ahead(self) -> bool:

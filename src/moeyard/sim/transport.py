@@ -22,6 +22,7 @@ from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
 from moeyard.stepplan import LayerPlan
 from moeyard.steps import layer_plan
+from moeyard.traffic import Traffic
 
 Network = Literal["ports", "estimate", "simulate"]
 NETWORKS = ("ports", "estimate", "simulate")
@@ -61,23 +62,40 @@ def layer_times(
     level = exchange.level
     if network == "ports":
         seconds = np.full(cluster.num_ranks, kernel.fastest(exchange.forms, rates.row_bytes))
-        forms = tree.moves_of(writable(layer.hops_H4), ports).forms
-        gather, reduce = (tree.tier_seconds(forms, b) for b in (rates.gather_bytes, rates.reduce_bytes))
-        return LayerTimes(seconds, seconds, level, gather, reduce)
+        moves = tree.moves_of(writable(layer.hops_H4), ports)
+        gather = tree.gather_seconds(moves, rates.gather_bytes, rates.wan_gather_bytes, rates.coding_seconds)
+        return LayerTimes(seconds, seconds, level, gather, tree.tier_seconds(moves.forms, rates.reduce_bytes))
     out, back = np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks)
     if level:
         plan = schedule(cluster, assignment.traffic(model.row_bytes), scheduler)
         out, back = (finished(cluster, one, network) for one in (plan, plan.reversed()))
     gather, reduce = np.zeros(3), np.zeros(3)
+    sizes = rates.gather_bytes, rates.gather_bytes, rates.wan_gather_bytes
     for tier in range(3):
         for seconds, traffic in (
-            (gather, layer.gather(tier, rates.gather_bytes, model.row_bytes)),
+            (gather, layer.gather(tier, sizes[tier], model.row_bytes)),
             (reduce, layer.reduce(tier, rates.reduce_bytes, model.row_bytes)),
         ):
             if traffic.rows.any():
                 plan = schedule(cluster, traffic, scheduler)
                 seconds[tier] = finished(cluster, plan, network).max()
+    if model.coded and gather[tree.WAN_TIER] > 0:
+        gather[tree.WAN_TIER] += coding_time(cluster, model, layer, network, scheduler)
     return LayerTimes(out, back, level, gather, reduce)
+
+
+def coding_time(
+    cluster: Cluster, model: ModelSpec, layer: LayerPlan, network: Network, scheduler: str
+) -> float:
+    """What a codec adds to a gather across the wan: the busiest home encodes, the busiest receiver decodes, and all ranks tell one another
+    of every expert whether its message was what it should be."""
+    ranks, experts = cluster.num_ranks, layer.placement.num_experts
+    hops = layer.hops_H4[layer.hops_H4[:, 0] == tree.WAN_TIER]
+    sent = np.unique(hops[:, (1, 3)], axis=0)[:, 0]  # to several datacenters, encoded once
+    coded = np.bincount(sent).max() + np.bincount(hops[:, 2]).max()
+    told = Traffic(np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), 8 * experts)
+    word = finished(cluster, schedule(cluster, told, scheduler), network).max()
+    return float(coded * model.coding_seconds + word)
 
 
 def finished(cluster: Cluster, plan: Schedule, network: Network) -> FloatArray:

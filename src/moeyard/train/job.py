@@ -17,6 +17,7 @@ from moeyard.errors import MoeyardError
 from moeyard.formats.clusters import cluster_data
 from moeyard.provenance import Network
 from moeyard.train.journal import Journal, Stop, checkpoint_folder, machine
+from moeyard.train.modes import CODED
 from moeyard.train.options import Options
 from moeyard.train.resume import load_done, save_done
 from moeyard.units import show_bandwidth, show_seconds
@@ -172,6 +173,7 @@ def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
             "batch": f"{options.batch} sequences of {options.length} bytes per rank",
             "routing": f"skew of the trace {options.skew}" if options.skew else "as the routers choose",
             "planner, scheduler": f"{options.planner} with {options.slots} slots a rank, {options.scheduler}",
+            **({"codec": options.codec} if set(options.modes) & set(CODED) else {}),
             "dense gradients": "all-reduced over the ranks' own rails, in every mode",
         },
     }  # fmt: skip

@@ -17,6 +17,7 @@ _BEHIND = {
     "ahead": True,
     "chunks": "auto",
 }  # planned for the next step, gathered and reduced behind the rest too
+CODEC = "bits:1"  # of modes that have one, unless another is asked for
 
 # name -> (what it is, options of the yard; what is not named is as the run was asked for)
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,6 +47,14 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
         "planned exchanges; experts gathered inside domains, in the foreground",
         {"planner": "domains", "policy": "auto", "slots": None, **_PARTS},
     ),
+    "domains+codec": (
+        "domains, ahead and behind; experts cross between datacenters in few bytes (--codec)",
+        {"planner": "domains", "policy": "auto", "slots": None, "codec": CODEC, **_BEHIND},
+    ),
+    "auto+codec": (
+        "auto, with experts that cross between datacenters in few bytes (--codec)",
+        {"planner": "auto", "policy": "auto", "slots": None, "codec": CODEC, **_BEHIND},
+    ),
     "auto": (
         "planned exchanges; replicas or domains, whatever is predicted to take least, ahead and behind",
         {"planner": "auto", "policy": "auto", "slots": None, **_BEHIND},
@@ -58,8 +67,16 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
     "moeyard": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
 }
-EVERY = tuple(name for name in MODES if name != "moeyard")  # which is `all` by the name of the whole
-SETS = {"both": ("plain", "moeyard"), "wan": ("plain", "direct", "domains", "auto"), "all-of-them": EVERY}
+CODED = tuple(
+    name for name, (_, options) in MODES.items() if "codec" in options
+)  # for several datacenters only
+# moeyard is `all` by the name of the whole
+EVERY = tuple(name for name in MODES if name not in ("moeyard", *CODED))
+SETS = {
+    "both": ("plain", "moeyard"),
+    "wan": ("plain", "direct", "domains", "domains+codec", "auto"),
+    "all-of-them": EVERY,
+}
 
 # From plain to everything: what each mode adds to the one before it.
 CHAIN = (
@@ -72,7 +89,12 @@ CHAIN = (
 )
 
 # What is chosen as a whole, beside the chain's beginning: mode -> what the comparison is called.
-WHOLES = {"domains": "domains", "auto": "joint choice"}
+WHOLES = {
+    "domains": "domains",
+    "domains+codec": "domains and codec",
+    "auto": "joint choice",
+    "auto+codec": "joint choice and codec",
+}
 FOREGROUND = {
     "all": "chunks",
     "moeyard": "chunks",

@@ -8,7 +8,7 @@ from typing import Any
 
 from moeyard.choices import check_choices
 from moeyard.errors import MoeyardError, UnknownName
-from moeyard.train.modes import MODES
+from moeyard.train.modes import CODEC, CODED, MODES
 
 LINKS = ("measure", "nominal")
 
@@ -34,6 +34,7 @@ class Options:
     scheduler: str = "auto"
     policy: str = "quota"
     slots: int | None = 1
+    codec: str = CODEC  # of the modes that have one
     compute: float | None = None  # rows per second of an emulated accelerator; None: as fast as it goes
     learning_rate: float = 1e-3
     clip: float = 1.0
@@ -79,7 +80,8 @@ class Options:
             "policy": self.policy,
             "slots": self.slots,
         }
-        return own | MODES[mode][1]
+        coded = {"codec": self.codec} if mode in CODED else {}
+        return own | MODES[mode][1] | coded
 
     @property
     def tokens(self) -> int:

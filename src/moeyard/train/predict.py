@@ -37,7 +37,8 @@ def predicted_steps(trainer: Any, steps: Sequence[Mapping[str, Any]]) -> dict[st
 
 def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, float]:
     """(seconds of the step, all in the foreground, of its gathers and reduces)."""
-    cluster, spec, options = trainer.yard.cluster, trainer.spec, trainer.yard.options
+    cluster, options = trainer.yard.cluster, trainer.yard.options
+    spec = options.costed or trainer.spec
     said = trainer.demands.steps
     hosts, jobs = [], []
     for layer, (_, module) in enumerate(expert_modules(trainer.model)):

@@ -16,7 +16,7 @@ from moeyard.runtime.transport.detect import lab_place
 class WanMeter:
     """wan_bytes: what left all datacenters. In a shaped lab as its routers count it: rows, experts, gradients, control, headers, whatever
     was sent twice. Elsewhere the payload of the exchanges. wan_copies: experts that crossed, each as often as it did, from the
-    messages that the ranks sent."""
+    messages that the ranks sent; under a codec as it counts its own messages and anchors."""
 
     def __init__(self, yard: Yard, row_bytes: int, expert_bytes: int) -> None:
         self.yard, self.row_bytes, self.expert_bytes = yard, row_bytes, expert_bytes
@@ -27,11 +27,11 @@ class WanMeter:
             self.far and place is not None and place.shaped and yard.size == place.cluster.num_ranks
         )
         self._place_R = np.arange(yard.size) // (yard.size // cluster.datacenters)
-        self._before = 0
+        self._before = self._coded = 0
 
     def begin(self) -> None:
         if self.far:
-            self._before = self._routers()
+            self._before, self._coded = self._routers(), self.yard.workspace.tally["crossed"]
 
     def end(self, flown: Sequence[Flown], behind: Sequence[Flown]) -> dict[str, float]:
         """Every rank calls this. Nothing in one datacenter."""
@@ -44,11 +44,14 @@ class WanMeter:
             if not one.backward and (one.behind or one.plan.traffic.row_bytes != self.row_bytes)
         ]
         wire = self._routers() - self._before
-        heard = self.yard.control.gather(np.array([sum(sent), sum(experts), wire], np.int64)).sum(axis=0)
-        payload, copies, counted = heard.tolist()
+        coded = self.yard.workspace.tally["crossed"] - self._coded
+        heard = self.yard.control.gather(np.array([sum(sent), sum(experts), wire, coded], np.int64)).sum(
+            axis=0
+        )
+        payload, copies, counted, messages = heard.tolist()
         return {
             "wan_bytes": float(counted if self.counted else payload),
-            "wan_copies": copies / self.expert_bytes,
+            "wan_copies": copies / self.expert_bytes if self.yard.options.codec is None else float(messages),
         }
 
     def _routers(self) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
-from moeyard.kernels.step.gather import TIERS, gather_of, tier_seconds
+from moeyard.kernels.step.gather import TIERS, WAN_TIER, gather_of, gather_seconds, tier_seconds
 from moeyard.kernels.step.transport import fastest, loads_of, transport
 
 # What `compose` gives back.
@@ -24,6 +24,8 @@ class Rates(NamedTuple):
 
     row_bytes: float
     gather_bytes: float  # one expert on its way to a replica
+    wan_gather_bytes: float  # the same between datacenters, where a codec may carry it
+    coding_seconds: float  # to encode one expert for the wan, or to decode it
     reduce_bytes: float  # one expert's gradient on its way home
     row_seconds_R: np.ndarray  # forward time of one row on each rank
     non_moe_forward_R: np.ndarray
@@ -92,11 +94,12 @@ def compose(exchange, moves, rows_R, rates):
             after = max(after, rates.non_moe_backward_R[r])
             experts, dense = 3.0 * experts, dense + rates.non_moe_backward_R[r]
         busiest = max(busiest, experts + dense)
-    gather = tier_seconds(moves.forms, rates.gather_bytes)
+    gather = gather_seconds(moves, rates.gather_bytes, rates.wan_gather_bytes, rates.coding_seconds)
     seconds, left, extra = one_pass(once, level, forward, before, gather, rates, np.bool_(False))
     out[DISPATCH], out[FORWARD], out[NON_MOE], out[STEADY] = once, forward, before + after, seconds
     out[GATHER], out[GATHER_LEFT] = total(gather), left
-    move = 0.5 * rates.gather_bytes  # each way a port carries at least half of what it carries both ways
+    # each way a port carries at least half of what it carries both ways
+    move, wan_move = 0.5 * rates.gather_bytes, 0.5 * rates.wan_gather_bytes
     if rates.backward:
         reduce = tier_seconds(moves.forms, rates.reduce_bytes)
         seconds, left, more = one_pass(once, level, 2.0 * forward, after, reduce, rates, np.bool_(True))
@@ -104,10 +107,11 @@ def compose(exchange, moves, rows_R, rates):
         out[STEADY] += seconds
         extra += more
         move = min(rates.gather_bytes, rates.reduce_bytes)
+        wan_move = min(rates.wan_gather_bytes, rates.reduce_bytes)
     out[TOTAL] = out[STEADY] + extra / rates.layers
-    busiest_tier = max(moves.both[0], max(moves.both[1], moves.both[2]))
+    busiest_tier = max(max(moves.both[0], moves.both[1]) * move, moves.both[WAN_TIER] * wan_move)
     # In one direction a port carries its rows out and its rows in, once a pass; its gathers out and its reduces in.
-    out[BOUND] = max(busiest, max(ways * exchange.both * rates.row_bytes, busiest_tier * move))
+    out[BOUND] = max(busiest, max(ways * exchange.both * rates.row_bytes, busiest_tier))
     return out
 
 

@@ -13,17 +13,19 @@ import numpy as np
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.step.transport import fastest, no_loads, transport
 
-TIERS = 3
+TIERS, WAN_TIER = 3, 2
 
 
 class Gather(NamedTuple):
     """Of each tier: [tier, form, (seconds per byte of an expert, latency)], and [tier] there and back.
 
-    The reduce uses the same hops the other way, so its loads are the same.
+    The reduce uses the same hops the other way, so its loads are the same. coders [1]: experts that the busiest sender across the wan
+    has to encode at most, and those that the busiest receiver decodes, together.
     """
 
     forms: np.ndarray
     both: np.ndarray
+    coders: np.ndarray
 
 
 @inner
@@ -81,7 +83,7 @@ def gather_hops(expert_P, host_P, home_E, ports):
 @kernel
 def nothing():
     """A gather of nothing."""
-    return Gather(np.zeros((TIERS, 4, 2)), np.zeros(TIERS))
+    return Gather(np.zeros((TIERS, 4, 2)), np.zeros(TIERS), np.zeros(1))
 
 
 @kernel
@@ -91,6 +93,11 @@ def set_tier(tier, loads, ports, gather):
     for f in range(4):
         gather.forms[tier, f, 0], gather.forms[tier, f, 1] = found.forms[f, 0], found.forms[f, 1]
     gather.both[tier] = found.both
+    if tier == WAN_TIER:
+        most_out, most_in = 0.0, 0.0
+        for r in range(len(loads.off_out_R)):
+            most_out, most_in = max(most_out, loads.off_out_R[r]), max(most_in, loads.off_in_R[r])
+        gather.coders[0] = most_out + most_in
 
 
 @kernel
@@ -134,4 +141,16 @@ def tier_seconds(forms, size):
     seconds = np.zeros(TIERS)
     for tier in range(TIERS):
         seconds[tier] = fastest(forms[tier], size)
+    return seconds
+
+
+@kernel
+def gather_seconds(moves, size, wan_size, coding):
+    """[tier] seconds of a gather of `size` bytes an expert, `wan_size` across the wan. coding: seconds to encode or decode one; then
+    all ranks tell one another, in as long as the wan's latencies take, which messages were not what they should be."""
+    seconds = tier_seconds(moves.forms, size)
+    if wan_size != size:
+        seconds[WAN_TIER] = fastest(moves.forms[WAN_TIER], wan_size)
+        if moves.coders[0] > 0.0:
+            seconds[WAN_TIER] += fastest(moves.forms[WAN_TIER], 0.0) + moves.coders[0] * coding
     return seconds

@@ -14,10 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeyard.errors import InvalidModel, UnknownName
+from moeyard.model import ModelSpec
 
 BLOCK = 1024  # values that share a scale
 SEGMENT = 1 << 16  # values that a place of 16 bits is among
 HEAD = 4  # words: version, kind, checksum
+ROUND = 16  # words that a message is filled up to, so that it can be cut into rows
+CODED_PER_SECOND = 1e9  # values that one core encodes, or decodes; python -m bench.codec --speed
 LEAST_TIMES, MOST_TIMES = 2, 1024
 NAMES = ("bits:1", "bits:2", "pick:4", "pick:8", "pick:16", "pick:32", "topk:32", "lossless")
 
@@ -65,6 +68,32 @@ class Codec:
                 "the size of a lossless message follows from what changed; ask for its encoding"
             )
         return HEAD + body
+
+    def filled(self, width: int) -> int:
+        """The same, filled up as it travels."""
+        return filled(self.words(width), ROUND)
+
+
+def filled(words: int, step: int) -> int:
+    return max(1, -(-words // step)) * step
+
+
+def coded_model(model: ModelSpec, codec: Codec) -> ModelSpec:
+    """The model as planners and the simulated step should see it where this codec carries its experts between datacenters.
+
+    A model that says for itself what crosses is left as it is; so is one under the lossless codec, whose messages follow from what changed.
+    With `@all` hops inside a datacenter are still counted whole.
+    """
+    if codec.exact or model.coded:
+        return model
+    width = _values(model)
+    return model.but(wan_expert_bytes=4 * codec.filled(width), coding_seconds=width / CODED_PER_SECOND)
+
+
+def _values(model: ModelSpec) -> int:
+    """Weights of an expert: a row is multiplied with each once. Where that gives no dtype, the expert is taken for bf16."""
+    size = model.expert_bytes / (model.expert_flops / 2)
+    return model.expert_bytes // (int(size) if size in (2.0, 4.0, 8.0) else 2)
 
 
 def kept(times: int, count: int) -> int:

@@ -203,7 +203,7 @@ class _Planner:
         options = self.options
         if options.scheduler != "auto":
             return options.scheduler
-        served = assign(self.cluster, demand, placement, options.policy, model=options.model)
+        served = assign(self.cluster, demand, placement, options.policy, model=options.costed)
         return schedule(self.cluster, served.traffic(self.row_bytes), "auto").scheduler
 
 
@@ -254,4 +254,4 @@ def choose_placement(
         return Placement.of_homes(home_E, ranks, "static")
     if options.planner == "domains" and isinstance(demand, Demand):
         demand = [demand]  # one asks for a rehearsal, which takes longer than the step that waits for it
-    return place(cluster, demand, options.planner, options.slots, options.model, home_E=home_E)
+    return place(cluster, demand, options.planner, options.slots, options.costed, home_E=home_E)

@@ -24,7 +24,7 @@ from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.codec.copies import HeldCopy, held_copy
 from moeyard.runtime.codec.message import CHANGED, SAME, checksum_of, kind_of, seal
-from moeyard.runtime.codec.spec import Codec
+from moeyard.runtime.codec.spec import ROUND, Codec, filled
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
@@ -33,7 +33,6 @@ from moeyard.stepplan import TIERS
 from moeyard.traffic import Traffic
 
 WAN = TIERS.index("wan")
-_ROUND = 16  # words that a message is filled up to, so that it can be cut into rows
 _SIZES = 32  # that a message up to as long as its expert may have
 
 Master = Callable[[int], torch.Tensor]  # expert at home here -> [width], in its own dtype
@@ -140,11 +139,11 @@ class Coded:
     def _size(self, encoded: dict[int, torch.Tensor], any_message: bool) -> int:
         """Words of this gather's messages. Where they follow from what changed, in steps: each other size is another plan."""
         if not self.codec.exact:
-            return _filled(self.codec.words(self.width), _ROUND)
+            return self.codec.filled(self.width)
         longest = max((len(words) for words in encoded.values()), default=1)
         if any_message:
             longest = int(self.yard.agree("sizes", [longest]).max())
-        return _filled(longest, _filled(self.width * self.dtype.itemsize // 4 // _SIZES, _ROUND))
+        return filled(longest, filled(self.width * self.dtype.itemsize // 4 // _SIZES, ROUND))
 
     def _traffic(
         self, tier: Tier, experts: frozenset[int] | set[int], whole: bool, cut: Cut
@@ -200,7 +199,7 @@ class Coded:
             # A checksum may be equal by chance: a lossy difference is then sent with the next, a lossless one must be sent.
             same = not self.codec.exact and self.chain.seen.get(expert) == bits
             if same:
-                made[expert] = torch.zeros(_ROUND, dtype=torch.int32, device=whole.device)
+                made[expert] = torch.zeros(ROUND, dtype=torch.int32, device=whole.device)
             else:
                 made[expert] = self.chain.copies[expert].encode(whole)
             made[expert][1] = SAME if same else CHANGED
@@ -227,6 +226,7 @@ class Coded:
                 self.chain.copies[expert].decode(words)
             flags[expert] |= kind == 0
         self.tally["messages"] += len(leave)
+        self.tally["crossed"] += len(leave) * (tier.name == TIERS[WAN])
         self.tally["bytes"] += leaving.numel() * 4
 
     def _send_anchors(
@@ -242,6 +242,7 @@ class Coded:
         for row, expert in zip(arriving, arrive, strict=True):
             self.chain.copies[expert] = held_copy(self.codec, row)
         self.tally["anchors"] += len(leave)
+        self.tally["crossed"] += len(leave) * (tier.name == TIERS[WAN])
         self.tally["bytes"] += leaving.numel() * leaving.element_size()
 
     def _of(self, places: IntArray, anchors: frozenset[int] | set[int], whole: bool) -> list[int]:
@@ -276,10 +277,6 @@ class Coded:
         """[width]: what receivers of an expert at home here should hold; None if it has none."""
         copy = self.chain.copies.get(expert)
         return None if copy is None else copy.values(self.dtype)
-
-
-def _filled(words: int, step: int) -> int:
-    return max(1, -(-words // step)) * step
 
 
 def _reaches(link: Link | None, home: int, holders: frozenset[int]) -> bool:

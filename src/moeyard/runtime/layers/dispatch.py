@@ -243,7 +243,7 @@ class _Job(NamedTuple):
 
     def assigned(self, demand: Demand) -> Assignment:
         options = self.yard.options
-        return assign(self.yard.cluster, demand, self.hosts, options.policy, model=options.model)
+        return assign(self.yard.cluster, demand, self.hosts, options.policy, model=options.costed)
 
     def route(
         self, index: torch.Tensor, part: Counted, demand: Demand, heard: crossing.Heard | None

@@ -28,6 +28,6 @@ def rehome(
         history = yard.forecasts.past(found.expert_site.number)
         if history and history[-1].num_experts == found.expert_share.num_experts:
             homes[name] = better_homes(
-                yard.cluster, history, found.expert_share.home_E, options.planner, options.slots, options.model, steps=steps
+                yard.cluster, history, found.expert_share.home_E, options.planner, options.slots, options.costed, steps=steps
             )  # fmt: skip
     return move_experts(model, yard, homes, optimizer)

@@ -62,7 +62,7 @@ class Workspace:
         self.chains: dict[Any, Any] = {}  # what a codec's receivers hold, by layer
         self.tally: Counter[str] = (
             Counter()
-        )  # of a codec: messages, anchors, bytes that this rank sent; experts mended
+        )  # of a codec: messages, anchors, bytes that this rank sent, how many crossed the wan; experts mended
 
     def slot(self, site: int, turn: int) -> str:
         """Where a layer's replicas go."""
