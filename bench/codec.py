@@ -139,7 +139,7 @@ def stored() -> str:
         f"A byte-level MoE of {sizes.layers} layers of {sizes.experts} experts, {sizes.width} x {sizes.inner}, top-{sizes.top_k}, AdamW at a constant "
         f"{RATE:g} from scratch, {study[0]['steps']} steps of {sizes.tokens} tokens, {len(study[0]['seeds'])} seeds, on CPU in float32; the loss is that of the "
         f"masters, held out. *At home*: rows that exact weights compute: a half is two datacenters with a copy of every expert in the other, 0% "
-        f"the worst case. `residual:N` is the paper's codec, shared expert (not counted in its bytes) and top-k; it runs in the study alone. "
+        f"the worst case. `residual:N` is the paper's codec, shared expert (not counted in its bytes) and top-k. "
         f"`frozen`: experts that never train.\n\n"
         f"GB/s of weights, counted as bf16, through encode and decode together, one core (`python -m bench.codec --speed`): {rates}. "
         f"`python -m bench.gpu_codec` prints the share of a GPU's copy bandwidth; no run is stored."

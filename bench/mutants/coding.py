@@ -63,4 +63,32 @@ CODING = [
         "",
         f"{_RUNTIME}::test_a_wrong_message_is_followed_by_an_anchor[a bit]",
     ),
+    Mutant(
+        "planners count whole experts where a codec carries them",
+        "runtime/layers/ahead.py",
+        "options.slots, options.costed, home_E=home_E",
+        "options.slots, options.model, home_E=home_E",
+        f"{_RUNTIME}::test_a_yard_plans_for_what_its_codec_sends",
+    ),
+    Mutant(
+        "a short message counts for layers with longer ones",
+        "runtime/codec/spec.py",
+        "longest = max(",
+        "longest = min(",
+        f"{_RUNTIME}::test_plans_count_what_crosses",
+    ),
+    Mutant(
+        "the ranks' word after a coded gather is free",
+        "kernels/step/gather.py",
+        "fastest(moves.forms[WAN_TIER], 0.0) + moves.coders[0] * coding",
+        "moves.coders[0] * coding",
+        "tests/core/test_cost.py::test_a_codec_shrinks_what_crosses_the_wan_and_costs_coding_and_a_word",
+    ),
+    Mutant(
+        "a wan is judged as if it let nothing pass at once",
+        "runtime/observe/refine.py",
+        "self._far.append(rate / shown)",
+        "self._far.append(rate)",
+        "tests/runtime/test_refine.py::test_a_wan_is_judged_beside_what_it_shows_when_it_is_as_planned",
+    ),
 ]

@@ -95,7 +95,24 @@ def test_the_map_is_told_from_its_places():
         "Domains win in 2 of 3 places, most with 2 MB experts, 24 MB of rows and 1 Gbit/s (3.00 x)." in said
     )
     assert "more than 0.75 of its expert's bytes" in said
+    coded = Winner(1.0, 8.0, 6.0, (1, 1, 8), 1.2, (4, 1, 8), 1.5)
+    assert str(coded) == "inside, 1.20 x; coded all, 1.50 x"
+    assert "gains in 1 of these, at most 1.25 x more" in datacenters.judge_winners([plain, *won, coded])
     many, few = datacenters.winner(10, 0.36, 192, gpus=16), datacenters.winner(10, 32, 6, gpus=16)
     assert many.ratio > 5
     assert few.sizes == (1, 1, 1)
     assert few.ratio == pytest.approx(1.0)
+    middle = datacenters.winner(10, 8, 96, gpus=16)
+    assert middle.coded_ratio > 1.1 * middle.ratio > 1.1
+
+
+def test_the_map_is_drawn_a_panel_for_each_rate_and_codec():
+    places = [
+        [Winner(gbit, 2.0, data, (4, 1, 8), 3.0, (4, 1, 8), 5.0) for data in (6, 24)] for gbit in (1, 10)
+    ]
+    figure = datacenters._map(places)
+    assert [one.text for one in figure.layout.annotations] == [
+        "1 Gbit/s, uncompressed", "10 Gbit/s, uncompressed", "1 Gbit/s, bits:1", "10 Gbit/s, bits:1",
+    ]  # fmt: skip
+    assert figure.data[0].text == (("all<br>3.00 x", "all<br>3.00 x"),)
+    assert figure.data[3].text == (("all<br>5.00 x", "all<br>5.00 x"),)

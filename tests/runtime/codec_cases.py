@@ -123,3 +123,56 @@ def hosted(yard, layer):
     """All that this rank holds for the layer, flat."""
     kept = yard.workspace._buffers.items()
     return torch.cat([one.flatten() for (key, _, _), one in kept if key.startswith(f"layer {layer.site}/")])
+
+
+def trained(rank, world, codec, folder, first, last, save=None):
+    """(losses, anchors of all ranks, step by step; copies compared): from a checkpoint, where not from the start."""
+    with yr.Yard(
+        cluster=cluster_of(world),
+        scheduler="direct",
+        timeout=60,
+        checked=True,
+        codec=codec,
+        **training.REPLICAS,
+    ) as yard:
+        layers = torch.nn.Sequential(layer_of(yard), layer_of(yard))
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+        if first:
+            assert yr.load_checkpoint(folder, layers, optimizer, yard).step == first - 1
+        losses, anchors = [], []
+        for at in range(first, last):
+            before = yard.workspace.tally["anchors"]
+            losses.append(step_all(layers, optimizer, yard))
+            anchors.append(int(yard.control.gather([yard.workspace.tally["anchors"] - before]).sum()))
+            if at == save:
+                yr.save_checkpoint(folder, layers, optimizer, yard, step=at)
+        return losses, anchors, yard.workspace.compared
+
+
+def gone_back(rank, world, codec, folder):
+    """(losses after a checkpoint; the same after going back to it, copies compared)."""
+    with yr.Yard(
+        cluster=cluster_of(world),
+        scheduler="direct",
+        timeout=60,
+        checked=True,
+        codec=codec,
+        **training.REPLICAS,
+    ) as yard:
+        layers = torch.nn.Sequential(layer_of(yard), layer_of(yard))
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+        for _ in range(4):
+            step_all(layers, optimizer, yard)
+        yr.save_checkpoint(folder, layers, optimizer, yard, step=3)
+        found = []
+        for _ in range(2):
+            found.append([step_all(layers, optimizer, yard) for _ in range(4)])
+            yr.load_checkpoint(folder, layers, optimizer, yard)
+        return *found, yard.workspace.compared
+
+
+def step_all(layers, optimizer, yard):
+    """A step on the same 64 rows, however many ranks there are; the mean of all ranks' losses."""
+    each = 4 // yard.size
+    x = torch.cat([rows_of(each * yard.rank + part) for part in range(each)])
+    return float(yard.control.gather([int(step(layers, optimizer, yard, x) * 1e9)]).mean() / 1e9)

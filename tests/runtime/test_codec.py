@@ -10,14 +10,16 @@ from bench.codec_trial import Receivers, Trial  # noqa: E402
 
 import moeyard as my  # noqa: E402
 from moeyard.errors import InvalidCluster, InvalidModel, UnknownName  # noqa: E402
+from moeyard.reproduce.datacenters import one_bit  # noqa: E402
 from moeyard.runtime.codec.coders import decode, encode  # noqa: E402
 from moeyard.runtime.codec.copies import Exact, Near  # noqa: E402
 from moeyard.runtime.codec.message import CHANGED, SAME, kind_of, seal  # noqa: E402
-from moeyard.runtime.codec.spec import Codec  # noqa: E402
+from moeyard.runtime.codec.spec import Codec, by_layer, codec_of, coded_model  # noqa: E402
+from moeyard.runtime.layers.ahead import choose_placement  # noqa: E402
 from moeyard.runtime.options import Options  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
-LOSSY = ("bits:1", "bits:2", "pick:4", "pick:8", "pick:16", "pick:32", "topk:16")
+LOSSY = ("residual:16", "bits:1", "bits:2", "pick:4", "pick:8", "pick:16", "pick:32", "topk:16")
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -45,6 +47,11 @@ def test_messages_take_the_bytes_they_say():
     assert times["bits:1"] > 15
     assert times["pick:8"] > 30
     assert times["pick:16"] > 45
+
+
+def test_the_map_counts_what_the_codec_sends():
+    for width in (1024, 3 * 2048 * 1024):
+        assert one_bit(4 * width) == 4 * Codec.parse("bits:1").words(width) - 2 * (width // 1024 % 2)
 
 
 @pytest.mark.parametrize("trial", [Trial("bits:1"), Trial("bits:2"), Trial("pick:8"), Trial("pick:16")])
@@ -100,6 +107,8 @@ EXACT = [
     (("sgd", "plain", "float32", 2, 1, False), {"ahead": False, "resident": False}),
 ]
 NEAR = {
+    "residual:4": ("adamw", "plain", "float32", 2, 1, False),
+    "bits:1,1=pick:8": ("adamw", "plain", "float32", 2, 1, False),
     "bits:1": ("adamw", "plain", "float32", 2, 2, True),
     "pick:8@all": ("adamw", "plain", "bf16 on float32 masters", 2, 1, False),
     "topk:8@all": ("sgd", "plain", "float32", 1, 2, False),
@@ -152,10 +161,84 @@ def test_masters_that_are_loaded_anew_are_anchored(found):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("codec", ["bits:1", "pick:8,0=lossless"])
+def test_a_restart_anchors_anew_and_the_loss_goes_on(codec, tmp_path):
+    """In processes of their own, on as many ranks and on fewer. Every copy is compared with what its home says before every use."""
+    folder = str(tmp_path)
+    whole = launch("codec_cases:trained", 4, 240, codec=codec, folder=folder, first=0, last=10, save=4)
+    for world in (4, 2):
+        again = launch("codec_cases:trained", world, 240, codec=codec, folder=folder, first=5, last=10)
+        losses, anchored, compared = again[0]
+        assert compared > 0
+        assert anchored[0] > 0  # who has just started holds nothing
+        # Receivers that were anchored are nearer to their homes than those that were not.
+        assert losses == pytest.approx(whole[0][0][5:], rel=0.02)
+        assert losses[-1] < whole[0][0][4]
+
+
+@pytest.mark.long
+def test_going_back_to_a_checkpoint_in_a_living_yard(tmp_path):
+    losses, after, compared = launch("codec_cases:gone_back", 4, 240, codec="bits:1", folder=str(tmp_path))[0]
+    assert compared > 0
+    assert after == pytest.approx(losses, rel=0.02)
+
+
+@pytest.mark.long
 def test_the_same_parameters_are_held_as_the_same_bits(found):
     for rank in found:
         assert rank["again"][:2] == [True, True]
     assert not all(rank["again"][2] for rank in found)  # and a step moves them
+
+
+def test_layers_may_have_codecs_of_their_own():
+    text = Options(codec={2: "pick:8", 0: "lossless"}).codec
+    assert text == "0=lossless,2=pick:8"
+    assert codec_of(text, 2) == Codec("pick", 8)
+    assert codec_of(text, 1) is None
+    assert codec_of("bits:1,2=pick:8", 1) == Codec("bits", 1)
+    assert Options(codec={}).codec is None
+    for wrong in ("x=bits:1", "bits:1,pick:8", "1=bits:1,1=pick:8"):
+        with pytest.raises(InvalidModel, match="codec"):
+            by_layer(wrong)
+    with pytest.raises(UnknownName):
+        Options(codec={0: "bits:9"})
+
+
+def test_plans_count_what_crosses():
+    model = my.ModelSpec(row_bytes=512, expert_bytes=4 * 49152, expert_flops=2.0 * 49152, flops=1e9)
+    found = Options(codec="bits:1", model=model).costed
+    assert found.wan_expert_bytes == 4 * Codec.parse("bits:1").filled(49152)
+    assert 30 < model.expert_bytes / found.wan_expert_bytes < 32  # of float32
+    assert found.coding_seconds > 0
+    assert found.but(wan_expert_bytes=model.expert_bytes, coding_seconds=0.0) == model
+    assert Options(model=model).costed == model
+    half = model.but(expert_bytes=2 * 49152)
+    assert coded_model(half, "bits:1").wan_expert_bytes == found.wan_expert_bytes
+    # the longest message counts for all; a layer that travels whole, or exactly, for more than any
+    assert coded_model(model, "pick:16,1=bits:1").wan_expert_bytes == found.wan_expert_bytes
+    for text in ("lossless", "1=bits:1", "bits:1,1=lossless"):
+        assert coded_model(model, text) == model
+    told = model.but(wan_expert_bytes=7)
+    assert coded_model(told, "bits:1") == told
+
+
+def test_a_yard_plans_for_what_its_codec_sends():
+    """Experts too large to move whole, and small enough in a bit a value."""
+    port = my.Port(1e9, 1e-6)
+    cluster = my.Cluster(4, 2, port, port, datacenters=2, wan=my.Port(1e6, 1e-3))
+    size = 4 * 196608
+    model = my.ModelSpec(
+        row_bytes=512, expert_bytes=size, expert_flops=size / 2, flops=1e12, gradient_bytes=4096
+    )
+    demand, home = my.Demand(np.full((8, 8), 400)), np.arange(8)
+    whole, coded = (
+        choose_placement(cluster, Options(planner="domains", model=model, codec=codec), demand, home)
+        for codec in (None, "bits:1")
+    )
+    center = home // 4
+    far = [(one.hosts_ER & (center[:, None] != center[None, :])).sum() for one in (whole, coded)]
+    assert far[0] == 0
+    assert far[1] > 0
 
 
 def test_a_codec_that_cannot_serve_is_refused():
@@ -165,5 +248,3 @@ def test_a_codec_that_cannot_serve_is_refused():
     Options(codec="bits:1@all").check_for(alone)
     with pytest.raises(InvalidCluster, match="bits:1@all"):
         Options(codec="bits:1").check_for(alone)
-    with pytest.raises(InvalidModel, match=r"bench\.codec"):
-        Options(codec="residual:16")

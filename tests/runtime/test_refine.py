@@ -137,25 +137,36 @@ def test_the_wan_is_as_fast_as_what_crosses_the_fullest_port():
     assert wan_rate(FAR, heard[:1] * 2 + [heard[0][:0]] * 2) is None
 
 
-def test_a_wan_that_is_off_three_steps_in_a_row_is_planned_for():
+def far_step(refiner, seconds, cluster=FAR, behind=False):
+    """500,000 bytes cross in so many seconds and a latency."""
     rows = np.zeros((4, 4), np.int64)
     rows[0, 2] = 500
+    heard = tables((0, 0, 2, 500, 1.0, 1.0, 1.01 + seconds), offsets=(0.0,) * 4)
+    traffic = SimpleNamespace(row_bytes=1000, rows=rows)
+    mine = Flown(SimpleNamespace(traffic=traffic), False, 0.0, 1.0, [], behind)
+    return refiner.step(yard_of(cluster, heard), [mine])
 
-    def step(refiner, seconds, cluster=FAR, behind=False):
-        heard = tables((0, 0, 2, 500, 1.0, 1.0, 1.01 + seconds), offsets=(0.0,) * 4)
-        traffic = SimpleNamespace(row_bytes=1000, rows=rows)
-        mine = Flown(SimpleNamespace(traffic=traffic), False, 0.0, 1.0, [], behind)
-        return refiner.step(yard_of(cluster, heard), [mine])
 
+def test_a_wan_is_judged_beside_what_it_shows_when_it_is_as_planned():
+    """A link that was idle lets 100,000 bytes pass at once: 0.4 s for what takes 0.5."""
+    refiner = Refiner()
+    assert [far_step(refiner, 0.4) for _ in range(5)] == [None] * 5
+    found = [far_step(refiner, 4.0) for _ in range(STEPS)][-1]
+    assert found.wan.bandwidth == pytest.approx(1e5)
+    mended = [far_step(refiner, 0.4, found) for _ in range(STEPS)][-1]
+    assert mended.wan.bandwidth == pytest.approx(1e6)
+
+
+def test_a_wan_that_is_off_three_steps_in_a_row_is_planned_for():
     refiner = Refiner()
     slow, usual = 5.0, 0.5
     for seconds in (*[slow] * (STEPS - 1), usual, *[slow] * (STEPS - 1)):
-        assert step(refiner, seconds, behind=True) is None
-    found = step(refiner, slow, behind=True)
+        assert far_step(refiner, seconds, behind=True) is None
+    found = far_step(refiner, slow, behind=True)
     assert found.wan.bandwidth == pytest.approx(1e5)
     assert found.wan.latency == FAR.wan.latency
-    assert [step(refiner, slow, found) for _ in range(STEPS)] == [None] * STEPS
-    again = [step(refiner, usual, found) for _ in range(STEPS)]
+    assert [far_step(refiner, slow, found) for _ in range(STEPS)] == [None] * STEPS
+    again = [far_step(refiner, usual, found) for _ in range(STEPS)]
     assert again[:-1] == [None] * (STEPS - 1)
     assert again[-1].wan.bandwidth == pytest.approx(1e6)
 

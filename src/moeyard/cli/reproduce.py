@@ -105,7 +105,7 @@ def _write_page(path: Path, paper: Paper, findings: list[Finding]) -> None:
     sections = [
         Section(
             f.title, f.origins, f"{f.conditions} {f.verdict}", columns=f.names,
-            rows=[[show(cell) for cell in row] for row in f.rows],
+            rows=[[show(cell) for cell in row] for row in f.rows], figure=None if f.draw is None else f.draw(),
         )
         for f in findings
     ]  # fmt: skip

@@ -108,7 +108,8 @@ def _comparison(run: Run) -> Section:
         )
     note = (
         "Per iteration, medians over the steps after the warm-up. Exchange: from the last rank's arrival to the last row's, all "
-        "exchanges of rows in a step together; gather: the same of experts' parameters and gradients. x bound: that over the least time any schedule could take for the same rows. "
+        "exchanges of rows in a step together; gather: the same of experts' parameters and gradients. x bound: that over the least time any schedule could take for the same rows, "
+        "which is less than 1 where ranks that arrived early had sent before the last came. "
         "Waiting: for the slowest rank to arrive, mean over the ranks. Balancedness: mean over max rows computed by a rank."
     )
     shown = {

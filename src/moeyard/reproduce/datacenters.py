@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,17 +51,35 @@ def even(ranks: int, megabytes: float) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Of one place on the map: the cheapest partition, and how many times longer plain takes."""
+    """Of one place on the map: the cheapest partition, and how many times longer plain takes; the same where a codec carries experts."""
 
     gbit: float
     expert: float
     data: float
     sizes: tuple[int, int, int]
     ratio: float
+    coded_sizes: tuple[int, int, int] = (1, 1, 1)
+    coded_ratio: float = 1.0
 
     def __str__(self) -> str:
+        if self.coded_ratio <= self.ratio * (1 + LEAST_GAIN):
+            return f"{self.name(False)}, {self.ratio:.2f} x"
+        coded = "" if self.coded_sizes == self.sizes else f"{self.name(True)}, "
+        return f"{self.name(False)}, {self.ratio:.2f} x; coded {coded}{self.coded_ratio:.2f} x"
+
+    def name(self, coded: bool) -> str:
         whole = {(1, 1, 1): "plain", (4, 1, 8): "all", (4, 1, 1): "over the wan", (1, 1, 8): "inside"}
-        return f"{whole.get(self.sizes, 'x'.join(map(str, self.sizes)))}, {self.ratio:.2f} x"
+        sizes = self.coded_sizes if coded else self.sizes
+        return whole.get(sizes, "x".join(map(str, sizes)))
+
+
+LEAST_GAIN = 0.005  # of a codec, from which on it is named
+
+
+def one_bit(expert_bytes: float) -> int:
+    """Bytes of an expert in float32 as the codec bits:1 sends it: a bit a value, 16 for every 1024, and a head of 16 bytes."""
+    values = expert_bytes / 4
+    return round(values / 8 + values / 1024 * 2) + 16
 
 
 def winner(gbit: float, expert: float, data: float, gpus: int = 32) -> Winner:
@@ -72,9 +91,13 @@ def winner(gbit: float, expert: float, data: float, gpus: int = 32) -> Winner:
     )
     homes = np.arange(gpus)
     found = search_domains(cluster, demand, model=model, home_E=homes)
+    short = model.but(wan_expert_bytes=one_bit(model.expert_bytes))
+    coded = search_domains(cluster, demand, model=short, home_E=homes)
     plain = Placement.of_homes(homes, gpus)
     seconds = step_cost(cluster, model, plain, assign(cluster, demand, plain, "home")).total
-    return Winner(gbit, expert, data, found.sizes, seconds / found.cost.total)
+    return Winner(
+        gbit, expert, data, found.sizes, seconds / found.cost.total, coded.sizes, seconds / coded.cost.total
+    )
 
 
 def winners() -> Finding:
@@ -86,12 +109,27 @@ def winners() -> Finding:
     rows = [(f"{line[0].gbit:g} Gbit/s, {line[0].expert:g} MB", *map(str, line)) for line in places]
     return Finding(
         "Which strategy wins where",
-        "4 datacenters of 8 GPUs, an expert each, even routing, nothing compressed, nothing but the layer to hide behind; columns are rows a GPU. all: every GPU gathers "
+        "4 datacenters of 8 GPUs, an expert each, even routing, nothing but the layer to hide behind; columns are rows a GPU. all: every GPU gathers "
         "every expert; over the wan: those of its equals elsewhere; inside: those of its own datacenter; else datacenters x nodes x GPUs of a domain. Beside it how "
-        "many times longer plain takes.",
+        "many times longer plain takes. coded: where it gains, the same with experts that cross in one bit a value (`bits:1`), gradients whole.",
         [Column("wan, expert"), *(Column(f"{data} MB", CLOSED_FORM) for data in sizes)], rows,
         judge_winners([one for line in places for one in line]),
+        draw=lambda: _map(places),
     )  # fmt: skip
+
+
+def _map(places: Sequence[Sequence[Winner]]) -> Any:
+    """A panel for each rate, without a codec and with it."""
+    from moeyard.report.charts import strategy_map
+
+    panels: dict[str, list[tuple[str, str, str, float]]] = {}
+    for coded in (False, True):
+        for one in (one for line in places for one in line):
+            key = f"{one.gbit:g} Gbit/s, {'bits:1' if coded else 'uncompressed'}"
+            ratio = one.coded_ratio if coded else one.ratio
+            place = f"{one.data:g} MB", f"{one.expert:g} MB", one.name(coded), ratio
+            panels.setdefault(key, []).append(place)
+    return strategy_map(panels, "rows a GPU", "expert")
 
 
 def judge_winners(places: Sequence[Winner]) -> str:
@@ -101,6 +139,11 @@ def judge_winners(places: Sequence[Winner]) -> str:
         return f"Plain wins in all {len(places)} places."
     best = max(won, key=lambda one: one.ratio)
     lost = [one.data / one.expert for one in places if one.sizes == (1, 1, 1)]
+    coded = [one for one in won if one.coded_ratio > one.ratio * (1 + LEAST_GAIN)]
+    gain = ""
+    if coded:
+        most = max(coded, key=lambda one: one.coded_ratio / one.ratio)
+        gain = f" A codec gains in {len(coded)} of these, at most {most.coded_ratio / most.ratio:.2f} x more: gradients still cross whole."
     always = (
         ""
         if not lost
@@ -108,7 +151,7 @@ def judge_winners(places: Sequence[Winner]) -> str:
     )
     return (
         f"Domains win in {len(won)} of {len(places)} places, most with {best.expert:g} MB experts, {best.data:g} MB of rows and {best.gbit:g} Gbit/s "
-        f"({best.ratio:.2f} x).{always}"
+        f"({best.ratio:.2f} x).{gain}{always}"
     )
 
 

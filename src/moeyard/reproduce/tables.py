@@ -28,6 +28,7 @@ class Finding:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | float]]
     verdict: str  # the sentence: what agrees, what differs, and why
+    draw: Callable[[], Any] | None = None  # a figure, for a page
 
     @property
     def names(self) -> list[str]:

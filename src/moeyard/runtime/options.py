@@ -11,7 +11,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
-from moeyard.runtime.codec.spec import Codec, coded_model
+from moeyard.runtime.codec.spec import by_layer, coded_model, written
 from moeyard.version import __version__
 
 
@@ -22,7 +22,7 @@ class Options:
     replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
     tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses
     to a node once and is handed round there, "auto" where the cluster's ports say that it pays. codec: how experts travel between
-    datacenters, or on all hops; None: whole."""
+    datacenters, or on all hops, in which layer; None: whole."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -42,7 +42,7 @@ class Options:
         """The model that plans are made for: experts cross between datacenters as the codec sends them."""
         if self.model is None or self.codec is None:
             return self.model
-        return coded_model(self.model, Codec.parse(self.codec))
+        return coded_model(self.model, self.codec)
 
     @property
     def plans_ahead(self) -> bool:
@@ -54,12 +54,15 @@ class Options:
             raise UnknownName.of("chunks", str(self.chunks), ("1", "2", "auto"))
         if self.dedup not in (True, False, "auto"):
             raise UnknownName.of("dedup", str(self.dedup), ("True", "False", "auto"))
+        object.__setattr__(self, "codec", written(self.codec))
         if self.codec is not None:
-            Codec.parse(self.codec)
+            by_layer(self.codec)
 
     def check_for(self, cluster: Cluster) -> None:
         """A codec that no hop would use is a mistake."""
-        if self.codec is not None and cluster.datacenters == 1 and not Codec.parse(self.codec).everywhere:
+        if self.codec is None or cluster.datacenters > 1:
+            return
+        if not all(one.everywhere for one in by_layer(self.codec).values()):
             raise InvalidCluster(
                 f"codec {self.codec!r} is for hops between datacenters, and the cluster has one; write {self.codec}@all for all hops"
             )

@@ -15,7 +15,7 @@ A lost rail takes groups, guard, agreement and transport with it; `recover` make
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -35,6 +35,7 @@ from moeyard.runtime.agree.copies import Held, compare_copies
 from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
+from moeyard.runtime.codec.spec import written
 from moeyard.runtime.faults.client import own_client
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
 from moeyard.runtime.faults.guard import Guard
@@ -106,7 +107,7 @@ class Yard:
         resident: bool = True,
         chunks: int | str = 1,
         dedup: bool | str = False,
-        codec: str | None = None,
+        codec: str | Mapping[int, str] | None = None,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
@@ -114,7 +115,7 @@ class Yard:
         global _count
         _count += 1
         self.options = in_force(
-            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, codec)
+            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, written(codec))
         )  # fmt: skip
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()

@@ -21,13 +21,13 @@ from moeyard.warm import warm_placements, warm_schedules
 
 def check(options: Options) -> None:
     """What the ranks would stumble over, said once and before there are any: the family, its fields, the text, the trace."""
-    from moeyard.runtime.codec.spec import Codec
+    from moeyard.runtime.codec.spec import by_layer
     from moeyard.train.model import make_config
     from moeyard.train.skew import shares
     from moeyard.train.text import Text
 
     config = make_config(options)
-    Codec.parse(options.codec)
+    by_layer(options.codec)
     Text(options.text)
     if options.skew is not None:
         shares(find_trace(options.skew), 0, num_experts(config))

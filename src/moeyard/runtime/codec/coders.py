@@ -17,7 +17,7 @@ _FIRST = np.int64(HEAD)
 
 def encode(codec: Codec, master: torch.Tensor, held: torch.Tensor, words: torch.Tensor) -> None:
     """The message from held to master; held becomes what receivers hold when they have it."""
-    if codec.kind == "topk":
+    if codec.kind in ("topk", "residual"):
         _encode_topk(codec, master, held, words)
     elif master.device.type == "cpu":
         into = words.numpy()
@@ -34,7 +34,7 @@ def decode(
     codec: Codec, held: torch.Tensor, words: torch.Tensor, weights: torch.Tensor | None = None
 ) -> None:
     """Add a message to what is held, and write that into `weights` [width], of any dtype."""
-    if codec.kind == "topk":
+    if codec.kind in ("topk", "residual"):
         _decode_topk(codec, held, words)
     elif held.device.type == "cpu":
         source = words.numpy()

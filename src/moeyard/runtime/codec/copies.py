@@ -51,6 +51,23 @@ class Near:
         return bool((some - self.held[::_SAMPLE]).norm() > _FAR * some.norm())
 
 
+class Residual(Near):
+    """What a message says is added to the mean of all experts, not to what was held before."""
+
+    shared: torch.Tensor  # float32 [width], set before every message
+
+    def encode(self, master: torch.Tensor) -> torch.Tensor:
+        self.held.copy_(self.shared)
+        return super().encode(master)
+
+    def decode(self, words: torch.Tensor) -> None:
+        self.held.copy_(self.shared)
+        super().decode(words)
+
+    def strayed(self, master: torch.Tensor) -> bool:
+        return False  # it always has: an anchor would be gone with the next message
+
+
 class Exact:
     """As the weights travel."""
 
@@ -75,4 +92,6 @@ class Exact:
 
 def held_copy(codec: Codec, anchor: torch.Tensor) -> HeldCopy:
     """anchor: [width], in the dtype in which experts travel."""
-    return Exact(anchor) if codec.exact else Near(codec, anchor)
+    if codec.exact:
+        return Exact(anchor)
+    return Residual(codec, anchor) if codec.shares else Near(codec, anchor)

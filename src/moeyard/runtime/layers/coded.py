@@ -22,10 +22,11 @@ from moeyard.arrays import BoolArray, IntArray
 from moeyard.errors import InvalidModel
 from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.plans import Plan
-from moeyard.runtime.codec.copies import HeldCopy, held_copy
+from moeyard.runtime.codec.copies import HeldCopy, Residual, held_copy
 from moeyard.runtime.codec.message import CHANGED, SAME, checksum_of, kind_of, seal
 from moeyard.runtime.codec.spec import ROUND, Codec, filled
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
+from moeyard.runtime.layers.shared import Mean, find_mean, plan_mean
 from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
 from moeyard.runtime.transport.behind import Carry, Job
@@ -67,19 +68,21 @@ class Errand(NamedTuple):
     verdict: Plan
     encoded: dict[int, torch.Tensor]  # messages that had to be made to know their size
     here: frozenset[int]  # experts of which this rank then has a copy: at home, or received by a coded hop
+    mean: Mean | None  # of all experts, where differences are to that
 
 
 class Coded:
     """The coded hops of one gather."""
 
-    def __init__(self, yard: Hosts, copies: Copies, dtype: torch.dtype, width: int, site: int) -> None:
-        assert yard.options.codec is not None
+    def __init__(
+        self, yard: Hosts, codec: Codec, copies: Copies, dtype: torch.dtype, width: int, site: int
+    ) -> None:
         if site == 0:
             raise InvalidModel(
                 "a codec keeps what receivers hold between calls, by layer; give gather_experts the layer's site (yard.next_site())"
             )
         self.yard, self.copies, self.dtype, self.width = yard, copies, dtype, width
-        self.codec = Codec.parse(yard.options.codec)
+        self.codec = codec
         hops = copies.layer.hops_H4
         self.hops = hops[(hops[:, 0] == WAN) | self.codec.everywhere]
         self.tiers = [tier for tier in copies.tiers if self.covers(tier)]
@@ -127,7 +130,8 @@ class Coded:
         verdict = self.yard.plan(Traffic(told, 8 * len(self.copies.placement.home_E)))
         mine = self.yard.rank
         here = frozenset(e for e, (home, holders) in wanted.items() if mine == home or mine in holders)
-        self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here)
+        mean = plan_mean(self.yard, self._whole_cut()) if self.codec.shares else None
+        self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here, mean)
 
     def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
         home = self.copies.placement.home_E
@@ -170,6 +174,8 @@ class Coded:
             del self.chain.copies[dropped]
         flags = np.zeros(len(self.copies.placement.home_E), np.int64)
         self._anchor_own(errand.anchors, master)
+        if errand.mean is not None:
+            self._share(carry, errand.mean, master)
         current = [e for e in errand.versions if e not in errand.anchors and self._home(e)]
         messages = errand.encoded or self._encode(current, master)
         for expert in messages:
@@ -180,6 +186,16 @@ class Coded:
         again = self._verdict(carry, errand, flags)
         if again:
             self._mend(carry, again, master)
+
+    def _share(self, carry: Carry, mean: Mean, master: Master) -> None:
+        """Every copy here gets the mean of all experts, from which the next message starts."""
+        own = torch.zeros(self.width, device=self.yard.device)
+        for expert in self.copies.own.tolist():
+            own += master(expert).float()
+        shared = find_mean(carry, mean, own, len(self.copies.placement.home_E), self.dtype)
+        for copy in self.chain.copies.values():
+            if isinstance(copy, Residual):
+                copy.shared = shared
 
     def _home(self, expert: int) -> bool:
         return int(self.copies.placement.home_E[expert]) == self.yard.rank

@@ -21,6 +21,7 @@ from moeyard.arrays import BoolArray, IntArray
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.compiled import recomputing, unseen
+from moeyard.runtime.codec.spec import codec_of
 from moeyard.runtime.layers.coded import Coded
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
@@ -65,9 +66,8 @@ class Hosted:
         self.parameters = [parameter.detach() for parameter in parameters]
         self.width = sum(_width(parameter) for parameter in parameters)
         self.weights: list[torch.Tensor] = []
-        self.coded: Coded | None = None
-        if yard.options.codec is not None:
-            self.coded = Coded(yard, self.copies, dtype, self.width, site)
+        codec = codec_of(yard.options.codec, site - 1)
+        self.coded = None if codec is None else Coded(yard, codec, self.copies, dtype, self.width, site)
         self.slot, self.turn = "", -1
         self._gather: Job | None = None
         self._reduce: Job | None = None
