@@ -230,7 +230,7 @@ def test_a_yard_plans_for_what_its_codec_sends():
     model = my.ModelSpec(
         row_bytes=512, expert_bytes=size, expert_flops=size / 2, flops=1e12, gradient_bytes=4096
     )
-    demand, home = my.Demand(np.full((8, 8), 400)), np.arange(8)
+    demand, home = my.Demand(np.full((8, 8), 40)), np.arange(8)
     whole, coded = (
         choose_placement(cluster, Options(planner="domains", model=model, codec=codec), demand, home)
         for codec in (None, "bits:1")
