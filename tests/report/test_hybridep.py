@@ -114,5 +114,5 @@ def test_the_map_is_drawn_a_panel_for_each_rate_and_codec():
     assert [one.text for one in figure.layout.annotations] == [
         "1 Gbit/s, uncompressed", "10 Gbit/s, uncompressed", "1 Gbit/s, bits:1", "10 Gbit/s, bits:1",
     ]  # fmt: skip
-    assert figure.data[0].text == (("all<br>3.00 x", "all<br>3.00 x"),)
-    assert figure.data[3].text == (("all<br>5.00 x", "all<br>5.00 x"),)
+    assert [*figure.data[0].text] == [["all<br>3.00 x"] * 2]
+    assert [*figure.data[3].text] == [["all<br>5.00 x"] * 2]

@@ -196,7 +196,7 @@ def strategy_map(
     )
     most = max(np.log2(max(ratio, 1.0)) for places in panels.values() for *_, ratio in places)
     for number, places in enumerate(panels.values()):
-        x, y = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
+        x, y = list(dict.fromkeys(one[0] for one in places)), list(dict.fromkeys(one[1] for one in places))
         told = {(one[0], one[1]): (one[2], one[3]) for one in places}
         text = [[f"{told[a, b][0]}<br>{told[a, b][1]:.2f} x" for a in x] for b in y]
         row, column = number // across + 1, number % across + 1
