@@ -1,4 +1,4 @@
-"""Training in a lab of two datacenters: experts cross instead of rows, once each, and the loss is the same."""
+"""Training in a lab of two datacenters: experts cross instead of rows, once each, and the loss is the same; by a codec in few bytes."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from moeyard.runtime.codec.spec import Codec
 from moeyard.train.predict import far_words
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -24,7 +25,7 @@ def test_experts_cross_the_wan_once_instead_of_rows(root, rails, tmp_path):
     """Also a datacenter that is cut off for two seconds loses no step."""
     script = (
         "import sys\nfrom moeyard.cli.train import in_lab\nfrom moeyard.train import Options\n"
-        "options = Options(sys.argv[1], modes=('plain', 'domains'), steps=4, batch=2, length=96, timeout=60.0, compute=100000.0,\n"
+        "options = Options(sys.argv[1], modes=('plain', 'domains', 'domains+codec'), steps=4, batch=2, length=96, timeout=60.0, compute=100000.0,\n"
         "    config={'intermediate_size': 16, 'num_local_experts': 8}, faults=((3, 'break wan', 1, 0, 2.0),))\n"
         "in_lab('lab-2dc', options, 'rails', quiet=True)\n"
     )
@@ -33,17 +34,22 @@ def test_experts_cross_the_wan_once_instead_of_rows(root, rails, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = {}
-    for mode in ("plain", "domains"):
+    for mode in ("plain", "domains", "domains+codec"):
         lines = (tmp_path / "run" / mode / "metrics.jsonl").read_text().splitlines()
         found[mode] = [one for one in map(json.loads, lines) if "event" not in one]
         assert [one["step"] for one in found[mode]] == [0, 1, 2, 3]
-    for plain, domains in zip(found["plain"], found["domains"], strict=True):
+    for plain, domains, coded in zip(*found.values(), strict=True):
         assert domains["loss"] == pytest.approx(plain["loss"], abs=1e-5)
+        assert coded["loss"] == pytest.approx(plain["loss"], rel=0.02)
         assert plain["wan_copies"] == 0
         assert domains["wan_copies"] == 2 * 8  # of two layers, each expert once
+        assert coded["wan_copies"] == 2 * 8
     # rows: half of 2 x 192 a rank, four ways, two layers; experts: there, and their gradients back
     rows, experts = 8 * 192 * 512 * 4 * 2, 2 * 2 * 8 * EXPERT
     spared = found["plain"][1]["wan_bytes"] - found["domains"][1]["wan_bytes"]
     assert spared == pytest.approx(rows - experts, rel=0.25)
-    longest = max(one["seconds"] for one in found["plain"][3:] + found["domains"][3:])
+    # In the first step receivers get anchors; then a bit a value, and gradients whole.
+    spared = found["domains"][2]["wan_bytes"] - found["domains+codec"][2]["wan_bytes"]
+    assert spared == pytest.approx(2 * 8 * (EXPERT - 4 * Codec.parse("bits:1").filled(EXPERT // 4)), rel=0.25)
+    longest = max(one[3]["seconds"] for one in found.values())
     assert longest > 2.0
