@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import numpy as np
 import oracle
@@ -15,9 +16,11 @@ from torch import nn
 
 import moeyard as my
 import moeyard.runtime as yr
+from moeyard.runtime.layers import chunks
 
 REPLICAS = {"planner": "quota", "slots": 2, "policy": "quota"}
 EXPERTS = 8
+MOST_ROWS = 8  # of a dozen or more that a rank gets
 
 
 def prepare():
@@ -84,11 +87,16 @@ def everything(rank, world, steps):
             ("chunks", {"chunks": 2}, 3, 1, False),
             ("chunks, checkpointed", {"chunks": 2}, 2, 1, True),
             ("chunks, on the spot", {"chunks": 2, "ahead": False}, 2, 2, False),
+            ("in parts", {"most_rows": MOST_ROWS}, 2, 1, False),
+            ("in parts that cross once", {"most_rows": MOST_ROWS, "dedup": True, "chunks": 2}, 2, 1, True),
         ):
-            yard.choose(**{"ahead": True, "resident": True, "chunks": 1} | options)
+            yard.choose(
+                **{"ahead": True, "resident": True, "chunks": 1, "most_rows": None, "dedup": False} | options
+            )
             count = steps if name == "resident" else 10
             found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
-        yard.choose(ahead=True, resident=True, chunks=1, checked=False)
+        yard.choose(ahead=True, resident=True, chunks=1, checked=False, most_rows=None, dedup=False)
+        found["limit"] = limit(yard, rank)
         found["touched"] = touched(yard, rank)
         found["asked"] = asked(yard, rank)
         found["order"] = order(yard, rank)
@@ -124,6 +132,30 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
     return {
         "worst": worst, "filled": yard.workspace.turn - filled, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
     }  # fmt: skip
+
+
+def limit(yard, rank):
+    """Rows that a rank receives at once, and in how many parts, without a limit, with one, and with one that no part can keep."""
+    _, ours = models(yard, 1)
+    x, _ = oracle.shares(yard.size, 5)[rank]
+    made, plan = [], chunks.plan_dispatch
+
+    def noted(*arguments, **named):
+        made.append(plan(*arguments, **named))
+        return made[-1]
+
+    found = {"memory": []}
+    with mock.patch.object(chunks, "plan_dispatch", noted):
+        for most in (None, MOST_ROWS, 1):
+            yard.choose(most_rows=most)
+            found["memory"].append(yard.memory(ours, 16, 2, oracle.HIDDEN, torch.float64))
+            try:
+                ours(x)
+                found[most] = [sum(route.counts) for route in made.pop()]
+            except my.MoeyardError as error:
+                found[most] = str(error)
+    yard.choose(most_rows=None)
+    return found
 
 
 def homes_by_themselves(yard, world):

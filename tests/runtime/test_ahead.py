@@ -29,6 +29,8 @@ def found():
         ("chunks", 3 * 10),
         ("chunks, checkpointed", 2 * 10),
         ("chunks, on the spot", 2 * 2 * 10),
+        ("in parts", 2 * 10),
+        ("in parts that cross once", 2 * 10),
     ],
 )
 def test_training_is_that_of_one_process(found, case, calls):
@@ -107,3 +109,25 @@ def test_homes_that_pay_move_once_and_exactly(found):
         assert one["moved"][0] >= 2, "nothing moved"
         assert one["moved"][2:] == [0, 0, 0, 0], "moved to and fro"
         assert one["homes"] == [[2, 2, 2, 2]] * 2
+
+
+def test_a_limit_of_rows_puts_tokens_into_parts(found):
+    """No part brings a rank more; together they bring what one would; a limit that no part can keep is an error on all ranks."""
+    for rank in found:
+        (whole,), parts = rank["limit"][None], rank["limit"][8]
+        assert sum(parts) == whole
+        assert max(parts) <= 8 < max(one["limit"][None][0] for one in found)
+        assert "most_rows=1" in rank["limit"][1]
+        assert "allow at least" in rank["limit"][1]
+
+
+def test_memory_is_known_before_the_first_step(found):
+    """One layer of 8 experts on 4 ranks, 2 slots, in float64; every rank of the biggest batch."""
+    for rank in found:
+        room, capped, _ = rank["limit"]["memory"]
+        assert room.replicas == capped.replicas == (2 + 2) * (3 * 8 * 6) * 8
+        assert room.gradients == room.replicas
+        assert (room.even_rows, room.most_rows, capped.most_rows) == (32, 4 * 32, 8)
+        assert room.most == room.even + 3 * 96 * room.row_bytes
+        assert "rows in parts" not in str(room)
+        assert "rows in parts of 8" in str(capped)

@@ -22,7 +22,7 @@ class Options:
     replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
     tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses
     to a node once and is handed round there, "auto" where the cluster's ports say that it pays. codec: how experts travel between
-    datacenters, or on all hops, in which layer; None: whole."""
+    datacenters, or on all hops, in which layer; None: whole. most_rows: that a rank may receive at once; beyond it tokens go in parts."""
 
     scheduler: str = "auto"
     planner: str = "static"
@@ -36,6 +36,7 @@ class Options:
     chunks: int | str = 1
     dedup: bool | str = False
     codec: str | None = None
+    most_rows: int | None = None
 
     @cached_property
     def costed(self) -> ModelSpec | None:
@@ -55,6 +56,10 @@ class Options:
         if self.dedup not in (True, False, "auto"):
             raise UnknownName.of("dedup", str(self.dedup), ("True", "False", "auto"))
         object.__setattr__(self, "codec", written(self.codec))
+        if self.most_rows is not None and self.most_rows < 1:
+            raise InvalidCluster(
+                f"most_rows is {self.most_rows}; give at least one row, or None for no limit"
+            )
         if self.codec is not None:
             by_layer(self.codec)
 
@@ -72,7 +77,7 @@ class Options:
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
-            self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec,
+            self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec, self.most_rows,
         )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ from moeyard.runtime.transport.detect import lab_place
 from moeyard.runtime.transport.family import choose_transport
 from moeyard.runtime.transport.groups import Groups
 from moeyard.runtime.transport.links import MEASURE, Known, Probe, know_links
+from moeyard.runtime.transport.memory import Call, Memory, memory_of
 from moeyard.runtime.transport.world import Wanted, Where, device_of, members_of, see_world
 from moeyard.traffic import Traffic
 
@@ -75,10 +76,10 @@ class Yard:
     behind the backward pass; False: on this very call's counts, on the spot. resident: each layer has memory of its own for replicas;
     False: all layers share room for two. chunks: 2 sends one half of the tokens while the experts compute the other, "auto" where
     `model` says that it pays. dedup: a token crosses to a node once and is handed round there, its results come back as one sum; "auto"
-    where the cluster says that it pays. codec: how experts travel between datacenters: "bits:1", "pick:8", "lossless", ... (codec/spec.py).
-    checked: replicas are compared with their homes before every use. observer: called with (stage, src, dst, rows, rail) of each message
-    sent. watcher: told of every gather, plan and finished exchange, with times. accelerator: emulates one about the experts of a
-    Hugging Face model.
+    where the cluster says that it pays. codec: how experts travel between datacenters: "bits:1", "pick:8", ... (codec/spec.py). most_rows:
+    that a rank may receive at once; beyond it tokens go in parts. checked: replicas are compared with their homes before every use.
+    observer: called with (stage, src, dst, rows, rail) of each message sent. watcher: told of every gather, plan and finished exchange,
+    with times. accelerator: emulates one about the experts of a Hugging Face model.
     """
 
     # No others: what is set on a yard from outside and read by nobody is an error, not silence.
@@ -108,15 +109,16 @@ class Yard:
         chunks: int | str = 1,
         dedup: bool | str = False,
         codec: str | Mapping[int, str] | None = None,
+        most_rows: int | None = None,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         global _count
         _count += 1
-        self.options = in_force(
-            Options(scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, written(codec))
-        )  # fmt: skip
+        self.options = in_force(Options(
+            scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, written(codec), most_rows
+        ))  # fmt: skip
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()
         measured = isinstance(cluster, str) and cluster == MEASURE
@@ -157,7 +159,7 @@ class Yard:
         if self.device.type == "cuda":
             self.guard.keep_vigil(self.groups.abort)
         self.guard.watched("warming groups", lambda: self.groups.warm(self.device, self.guard.note))
-        self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
+        self.behind = behind_of(self.options, self.transport, self.exchange, self._apart)
 
     def _know_links(self) -> Known:
         deck = self._deck()
@@ -180,9 +182,6 @@ class Yard:
         channels = self.guard.watched("making groups", lambda: self.groups.behind)
         self.guard.watched("warming groups", lambda: channels.warm(self.device, self.guard.note))
         return self._transport_of(replace(self._deck(self._observer), channels=channels))
-
-    def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
-        self.exchange(plan, backward, output, source)
 
     def _plan_for(self, cluster: Cluster) -> None:
         self.options.check_for(cluster)
@@ -288,6 +287,12 @@ class Yard:
         self._sites += 1
         return self._sites
 
+    def memory(
+        self, model: torch.nn.Module, tokens: int, top_k: int, hidden: int, dtype: torch.dtype
+    ) -> Memory:
+        """What this yard takes beside the model's own, at most, with so many tokens a rank; it prints. Of the options as they are."""
+        return memory_of(model, self.options, self.size, Call(tokens, top_k, hidden, dtype))
+
     def check_replicas(self, only: Held | None = None) -> int:
         """How many copies of experts, on all ranks, hold bit by bit what their homes would send now; Mismatch, naming the layer,
         the expert and the ranks, on every rank if one does not. Every rank calls this at the same point, at any point: replicas
@@ -303,16 +308,11 @@ class Yard:
         self.workspace.resident = self.options.resident
         self._plan_for(self.cluster)
         self.behind.close()
-        self.behind = behind_of(self.options, self.transport, self._carry, self._apart)
+        self.behind = behind_of(self.options, self.transport, self.exchange, self._apart)
 
     def mark_dead(self, node: int, rail: int) -> None:
         """Plan around a dead nic from now on. Every rank of the yard calls this between the same two exchanges."""
-        cluster = self.cluster
-        if not (0 <= node < cluster.nodes and 0 <= rail < cluster.nics_per_node):
-            raise InvalidCluster(
-                f"no nic {rail} on node {node}: nodes are 0..{cluster.nodes - 1}, rails 0..{cluster.nics_per_node - 1}"
-            )
-        self.set_cluster(without(cluster, [(node, rail)]))
+        self.set_cluster(without(self.cluster, [(node, rail)]))
 
     def set_cluster(self, cluster: Cluster) -> None:
         """Plan for these rates and rails from now on; nodes and ranks stay as they are. Every rank calls this."""

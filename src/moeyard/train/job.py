@@ -174,9 +174,22 @@ def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
             "routing": f"skew of the trace {options.skew}" if options.skew else "as the routers choose",
             "planner, scheduler": f"{options.planner} with {options.slots} slots a rank, {options.scheduler}",
             **({"codec": options.codec} if set(options.modes) & set(CODED) else {}),
+            "memory": _memory(options, trainer),
             "dense gradients": "all-reduced over the ranks' own rails, in every mode",
         },
     }  # fmt: skip
+
+
+def _memory(options: Options, trainer: Any) -> str:
+    """What the yard takes on a rank, at most; of the mode trained last."""
+    import torch
+
+    config, dtype = trainer.model.config, getattr(torch, options.dtype)
+    return str(
+        trainer.yard.memory(
+            trainer.model, options.tokens, config.num_experts_per_tok, config.hidden_size, dtype
+        )
+    )
 
 
 def _show_links(cluster: Any) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moeyard.arrays import BoolArray
 from moeyard.cluster import Cluster
+from moeyard.errors import InvalidCluster
 
 
 def common_rail(cluster: Cluster, rail: int) -> int | None:
@@ -64,8 +65,12 @@ def still_alive(cluster: Cluster) -> BoolArray:
 def without(cluster: Cluster, nics: Iterable[tuple[int, int]]) -> Cluster:
     """The cluster with these nics dead."""
     rails = cluster.rails.copy()
-    for at in nics:
-        rails[at] = 0.0
+    for node, rail in nics:
+        if not (0 <= node < cluster.nodes and 0 <= rail < cluster.nics_per_node):
+            raise InvalidCluster(
+                f"no nic {rail} on node {node}: nodes are 0..{cluster.nodes - 1}, rails 0..{cluster.nics_per_node - 1}"
+            )
+        rails[node, rail] = 0.0
     return cluster.but(rails=rails)
 
 

@@ -77,6 +77,7 @@ def through_experts(
         chunks=2 if wanted == "auto" else int(wanted),
         choose=(lambda *known: worth(yard, *known)) if wanted == "auto" else None,
         once=once,
+        most=yard.options.most_rows,
     )
     told(routes[0].demand if len(routes) == 1 else Demand(sum(route.demand.rows for route in routes)))
     count = len(routes)

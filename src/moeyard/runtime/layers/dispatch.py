@@ -181,9 +181,10 @@ def plan_dispatch(
     chunks: int = 1,
     choose: Callable[[Demand, Assignment, Placement], int] | None = None,
     once: Together | None = None,
+    most: int | None = None,
 ) -> list[Route]:
     """Routes of the tokens in `chunks` parts, one after another, from one agreement. choose: how many it is to be, 1 or `chunks`, from
-    what all ranks know. once: rows may cross to a node once."""
+    what all ranks know. once: rows may cross to a node once. most: rows that a rank may receive in one part; then there may be more."""
     if home_E is None:
         home_E = static_homes(num_experts, yard.size) if placement is None else placement.home_E
     call, row_bytes = None, max(1, x_TD.shape[1] * x_TD.element_size())
@@ -214,6 +215,8 @@ def plan_dispatch(
     job = _Job(yard, hosts, row_bytes, None if call is None else call.scheduler, once is not None)
     if chunks > 1 and choose is not None and choose(demand, job.assigned(demand), hosts) == 1:
         parts, rows_CRE = [count(top_k_index, num_experts, False)], demand.rows[None]
+    parts, rows_CRE = job.within(most, parts, rows_CRE, top_k_index)
+    known = known and len(parts) == chunks  # else who crosses where was told of other parts
     heard = np.array_split(values[:, counted + 1 :], len(parts), axis=1)
     routes = []
     for i, index in enumerate(top_k_index.tensor_split(len(parts))):
@@ -244,6 +247,22 @@ class _Job(NamedTuple):
     def assigned(self, demand: Demand) -> Assignment:
         options = self.yard.options
         return assign(self.yard.cluster, demand, self.hosts, options.policy, model=options.costed)
+
+    def within(
+        self, most: int | None, parts: list[Counted], rows_CRE: IntArray, index_TK: torch.Tensor
+    ) -> tuple[list[Counted], IntArray]:
+        """Parts of which no rank receives more than `most` rows: halved and counted again until that is so, by all ranks alike."""
+        experts = rows_CRE.shape[2]
+        while most is not None and max(self.assigned(Demand(rows)).rows_R.max() for rows in rows_CRE) > most:
+            if len(parts) > rows_CRE.sum(axis=(0, 2)).max():
+                raise InvalidDemand(
+                    f"a rank receives more than most_rows={most} even if every rank sends one token at a time; allow at least "
+                    f"{max(self.assigned(Demand(rows)).rows_R.max() for rows in rows_CRE)}"
+                )
+            parts = [count(one, experts, self.once) for one in index_TK.tensor_split(2 * len(parts))]
+            values = self.yard.agree("parts", np.concatenate([part.rows_E for part in parts]))
+            rows_CRE = values.reshape(self.yard.size, len(parts), experts).transpose(1, 0, 2)
+        return parts, rows_CRE
 
     def route(
         self, index: torch.Tensor, part: Counted, demand: Demand, heard: crossing.Heard | None
