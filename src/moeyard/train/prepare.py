@@ -51,4 +51,4 @@ def _warm_step(cluster: Cluster) -> None:
     hosts = place(cluster, demand, "quota", 1, model)
     job = assign(cluster, demand, hosts, "quota", model=model)
     for overlap in (False, True):
-        simulate_step(cluster, model, hosts, job, scheduler="direct", overlap=overlap)
+        simulate_step(cluster, model, hosts, job, scheduler="direct", overlap=overlap, chunks="auto")

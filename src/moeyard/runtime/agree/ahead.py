@@ -53,6 +53,7 @@ class Forecasts:
         self._thread: ThreadPoolExecutor | None = None
         self._watcher = watcher
         self.waited = 0.0  # seconds that calls waited for plans
+        self.steady = False  # what is planned stays: set by all ranks between the same two steps
 
     def coming(self, site: int) -> Coming | None:
         """The plan of this site's next call; None if it was never called."""
@@ -89,6 +90,8 @@ class Forecasts:
         if self._last is not None:
             self._after[self._last] = site
         self._last = site
+        if self.steady and one.coming is not None:
+            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
         one.coming = self._thread.submit(plan, tuple(one.history))
