@@ -2,7 +2,8 @@
 
 python -m bench.train_step [--steps 12] [--modes all-of-them] [--trace NAME=PATH:EXPERTS ...] [--save FILE] [--write]
 
-Without --trace: mixtral-8 (16 experts) and olmoe-64 (64 experts), which come with moeyard. --save appends to what a file holds of other
+Without --trace: mixtral-8 (16 experts) and olmoe-64 (64 experts), which come with moeyard; PATH may be `even`, where every expert gets as
+many rows. --save appends to what a file holds of other
 traces; --write puts the tables of the file into docs/train.md.
 """
 
@@ -14,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
@@ -23,6 +26,7 @@ from moeyard.train.modes import modes_of
 from moeyard.train.options import Options
 
 LAB = "lab-4x4"
+EVEN = "even"
 RESULTS = ROOT / "bench" / "results" / "train_step.json"
 TRACES = {
     "mixtral-8": ("mixtral-8", 16),
@@ -33,6 +37,9 @@ TRACES = {
 def measure(name: str, source: str, experts: int, modes: tuple[str, ...], steps: int) -> dict[str, Any]:
     """One run of all modes on one trace."""
     with tempfile.TemporaryDirectory() as folder:
+        if source == EVEN:
+            source = f"{folder}/even.npy"
+            np.save(source, np.ones((1, experts)))  # a load array [layer, expert]
         options = Options(
             folder, modes=modes, steps=steps, warmup=2, skew=source, config={"num_local_experts": experts},
             compute=LabSpec.load(LAB).compute,
