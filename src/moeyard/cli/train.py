@@ -78,7 +78,7 @@ def run(
     planner: Annotated[str, typer.Option(help="Of moeyard: where experts get replicas.")] = "quota",
     scheduler: Annotated[str, typer.Option(help="Of moeyard: how rows cross the network.")] = "auto",
     slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
-    codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, lossless.")] = "bits:1",
+    codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, residual:N, lossless; bits:1,1=pick:8 where layers differ.")] = "bits:1",
     compute: Annotated[float | None, typer.Option(help="Emulate accelerators of this many expert rows per second; default: what the lab says; 0: do not.")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0)] = 0,

@@ -15,6 +15,7 @@ from moeyard.planners import place
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
 from moeyard.sim.step import simulate_step
+from moeyard.train.modes import CODED
 from moeyard.train.options import Options
 from moeyard.warm import warm_placements, warm_schedules
 
@@ -34,7 +35,11 @@ def check(options: Options) -> None:
 
 
 def prepare(cluster: Cluster, options: Options) -> None:
-    """Compile what a run calls; then plan a small demand in every mode, for what only this cluster or these options call."""
+    """A codec must have hops to serve. Compile what a run calls; then plan a small demand in every mode, for what only this cluster or these options call."""
+    for mode in set(options.modes) & set(CODED):
+        from moeyard.runtime.options import Options as Planned
+
+        Planned(codec=options.yard(mode)["codec"]).check_for(cluster)
     build.prepare("train")
     traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
     bound(cluster, traffic)
