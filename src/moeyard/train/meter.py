@@ -80,7 +80,8 @@ class Meter:
 
     exchange: from the last rank's arrival at an exchange of rows to the last rank's end, added up; gather: the same of experts'
     parameters and gradients, and the longest that a rank spent on those behind the training. wait: what a rank waits for
-    the last to arrive, mean over the ranks. wan: see `WanMeter`. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
+    the last to arrive, mean over the ranks. early: how long before the last rank the first arrives, added up over exchanges of rows; who is
+    early sends, so an exchange may take less than its bound, but not less than the bound together with this. wan: see `WanMeter`. plan: placement, assignment and schedule of new traffic, slowest rank. parts:
     every moment of each rank's iteration, divided. Each figure goes out with where it comes from.
     """
 
@@ -162,6 +163,7 @@ class Meter:
             "exchange_s": exchange,
             "gather_s": float((ended - arrived)[~rows_X].sum() + seconds[:, 4].max()),
             "wait_s": wait,
+            "early_s": float((arrived - spans[:, :, 0].min(axis=0))[rows_X].sum()),
             "x_bound": exchange / least if least else 1.0,
             **self._wan.end(flown, self.log.behind),
             "parts_s": {part: float(column.mean()) for part, column in parts.items()},
@@ -302,7 +304,9 @@ def origins(network: Network, emulated: bool, *, counted: bool) -> dict[str, Pro
     """Where each figure of a mode comes from. `counted`: every message tells its rail; gloo's own all-to-all tells none."""
     crossed, paced = Provenance.measured(network), Provenance.measured(network, emulated=emulated)
     return {
-        **dict.fromkeys(("iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans"), paced),
+        **dict.fromkeys(
+            ("iteration_s", "seconds", "tokens_per_s", "wait_s", "early_s", "parts_s", "spans"), paced
+        ),
         **dict.fromkeys(("exchange_s", "gather_s", "x_bound", "events"), crossed),
         **dict.fromkeys(
             ("loss", "balancedness", "overload", "plan_s", "rows_sent", "rows_plain"), Provenance.measured()
