@@ -125,7 +125,8 @@ def table(found: dict[str, Any]) -> str:
             f"| {mode} | {one['iteration_s']:.2f} s | {low:.2f} to {high:.2f} | {one['wan_bytes'] / 1e6:.2f} MB | {one['wan_copies']:.0f} "
             f"| {'' if off is None else f'{off:+.0%}'} |"
         )
-    lines += ["", "| mode | over | ratio | 95% | pairs | predicted |", "|---" * 6 + "|"]
+    if found["ratios"]:
+        lines += ["", "| mode | over | ratio | 95% | pairs | predicted |", "|---" * 6 + "|"]
     for one in found["ratios"]:
         guess = predicted_ratio(found, one["of"])
         lines.append(
