@@ -1,6 +1,6 @@
 """What the ranks do in test_compose.py: layers inside what surrounds an MoE in practice, beside one process.
 
-Four ranks, as (data parallel, expert parallel) or (pipeline, expert parallel), two by two; replicas everywhere.
+Four ranks or more, as (data parallel, expert parallel) or (pipeline, expert parallel), two by half of them; replicas everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prepare():
 def everything(rank, world, cases, folder):
     """{case: {quantity: relative error, or a count}}"""
     mesh = init_device_mesh(kind(), (2, world // 2), mesh_dim_names=("dp", "ep"))
-    with yr.Yard(mesh, cluster=cluster_of(1, 2), timeout=60, checked=True, **REPLICAS) as yard:
+    with yr.Yard(mesh, cluster=cluster_of(1, world // 2), timeout=60, checked=True, **REPLICAS) as yard:
         return {case: globals()[case](yard, mesh, f"{folder}/{case}") for case in cases}
 
 
@@ -224,7 +224,9 @@ def saved_by_torch(yard, mesh, folder):
     errors = trained(yard, pair, optimizers=optimizers)
     model_state, optimizer_state = get_state_dict(ours, optimizers[1])
     dcp.save(yr.by_expert({"model": model_state, "optimizer": optimizer_state}, ours), checkpoint_id=folder)
-    with yr.Yard(cluster=cluster_of(2, 2), timeout=60, checked=True, **REPLICAS) as wide:
+    with yr.Yard(
+        cluster=cluster_of(2, dist.get_world_size() // 2), timeout=60, checked=True, **REPLICAS
+    ) as wide:
         _, again = models(wide)
         optimizer = adam(again)
         model_state, optimizer_state = get_state_dict(again, optimizer)
@@ -262,10 +264,11 @@ class Last(nn.Module):
 
 def pipelined(yard, mesh, folder, tokens=12, pieces=4):
     """Two stages with a yard each, one forward one backward."""
-    mesh = init_device_mesh(kind(), (2, 2), mesh_dim_names=("pp", "ep"))
+    lanes = dist.get_world_size() // 2
+    mesh = init_device_mesh(kind(), (2, lanes), mesh_dim_names=("pp", "ep"))
     at, lane = mesh.get_local_rank("pp"), mesh.get_local_rank("ep")
     errors = {}
-    with yr.Yard(mesh["ep"], cluster=cluster_of(1, 2), timeout=60, checked=True, **REPLICAS) as own:
+    with yr.Yard(mesh["ep"], cluster=cluster_of(1, lanes), timeout=60, checked=True, **REPLICAS) as own:
         plain, ours = models(own)
         part = (First, Last)[at](ours)
         theirs = dict((First, Last)[at](plain).named_parameters())
@@ -274,16 +277,18 @@ def pipelined(yard, mesh, folder, tokens=12, pieces=4):
         schedule = Schedule1F1B(
             stage,
             pieces,
-            loss_fn=lambda logits, labels: oracle.loss_sum(logits, labels)[0] / (2 * tokens),
+            loss_fn=lambda logits, labels: oracle.loss_sum(logits, labels)[0] / (lanes * tokens),
             scale_grads=False,
         )
         optimizers = [adam(plain), adam(part)]
         for step in range(2):
             generator = torch.Generator().manual_seed(60 + step)
-            x, labels = torch.randint(oracle.VOCABULARY, (2, 2 * tokens), generator=generator).to(own.device)
+            x, labels = torch.randint(oracle.VOCABULARY, (2, lanes * tokens), generator=generator).to(
+                own.device
+            )
             for piece in range(pieces):
-                some = torch.arange(2 * tokens, device=own.device) % tokens // (tokens // pieces) == piece
-                (oracle.loss_sum(plain(x[some]), labels[some])[0] / (2 * tokens)).backward()
+                some = torch.arange(lanes * tokens, device=own.device) % tokens // (tokens // pieces) == piece
+                (oracle.loss_sum(plain(x[some]), labels[some])[0] / (lanes * tokens)).backward()
             mine = slice(lane * tokens, (lane + 1) * tokens)
             schedule.step(*([x[mine]] if at == 0 else []), **({"target": labels[mine]} if at == 1 else {}))
             yr.sync_gradients(part, own)
