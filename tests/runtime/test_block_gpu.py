@@ -72,6 +72,21 @@ def test_odd_choices():
         assert not grads["weights"][((index < 0) | (index > 2)).cuda()].any()
 
 
+@pytest.mark.parametrize("width", [256, 80])
+def test_choices_without_a_row(parts, width):
+    """As where tokens cross to a node once: this rank has rows of some choices alone."""
+    index = torch.randint(-3, 4, (90, 4), generator=torch.Generator().manual_seed(2)).cuda()
+    plain = PlainParts()
+    whole = plain.route(index, 4)
+    some = whole._replace(pair=whole.pair[: int(whole.ends[-1])])
+    x = torch.randn(90, width, device="cuda", dtype=BF16)
+    rows = parts.spread(x, some)
+    assert len(rows) == len(some.pair) < index.numel()
+    assert torch.equal(rows, plain.spread(x, some))
+    wanted = plain.gather_sum(rows.float(), some, None)
+    assert torch.allclose(parts.gather_sum(rows.float(), some, None), wanted, rtol=1e-6)
+
+
 def test_no_tokens():
     y, grads = run(make(0, 64, 32, 4, 2, bias=True), BF16, "cuda")
     assert y.shape == (0, 64)

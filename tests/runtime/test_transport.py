@@ -14,7 +14,9 @@ from moeyard.runtime.faults.errors import RankLost  # noqa: E402
 from moeyard.runtime.layers.move import _about, _Rows, _Single  # noqa: E402
 from moeyard.runtime.transport import nccl  # noqa: E402
 from moeyard.runtime.transport.api import Bare, Deck, Pending  # noqa: E402
+from moeyard.runtime.transport.channels import Port  # noqa: E402
 from moeyard.runtime.transport.family import TRANSPORTS, choose_transport  # noqa: E402
+from moeyard.runtime.transport.launches import LANES  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 
@@ -112,12 +114,27 @@ class Cuda:
 
 
 class Channels:
-    """Two ranks; one group to the peer, one from it."""
+    """Two ranks; a group for each lane."""
 
     def __init__(self):
-        self.groups = [object(), object()]
-        self.send_to = [None, nccl.Port(self.groups[0], 1, 0)]
-        self.receive_from = [None, nccl.Port(self.groups[1], 1, 0)]
+        self.groups = self.lanes = [Group() for _ in range(LANES)]
+        self.send_to = self.receive_from = [None, Port(self.groups[0], 1, 0)]
+
+
+class Group:
+    """Of NCCL: what is posted between two calls is one work."""
+
+    def _start_coalescing(self, device):
+        self.ops = []
+
+    def send(self, data, peer, tag):
+        self.ops.append(("send", self, *data))
+
+    def recv(self, data, peer, tag):
+        self.ops.append(("recv", self, *data))
+
+    def _end_coalescing(self, device):
+        return Work(self.ops)
 
 
 class Guard:
@@ -138,9 +155,6 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", Cuda)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Cuda.current)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(nccl.dist, "P2POp", lambda what, data, group, group_peer: (what, group, data))
-    monkeypatch.setattr(nccl.dist, "batch_isend_irecv", lambda ops: [Work(ops)])
     monkeypatch.setattr(Cuda, "current", Stream())
     return nccl.NcclStreams(Deck(0, torch.device("cpu"), None, Channels(), Guard()))
 
@@ -154,29 +168,44 @@ def two_ranks():
 def test_on_streams_a_wait_is_for_the_stream_that_waits(streams):
     starter, other, third = Cuda.current, Stream(), Stream()
     source, output = torch.arange(5.0).view(5, 1), torch.zeros(7, 1)
-    pending = streams.start(two_ranks(), False, output, source)
-    assert starter.waited == []
+    plan = two_ranks()
+    pending = streams.start(plan, False, output, source)
+    begun = len(starter.waited)
+    assert all(event.stream is starter for event in starter.waited)  # its own table
+    assert len(streams.under_way) == 1
     Cuda.current = other
     pending.wait()
-    assert starter.waited == []
-    kept, *stages = other.waited
-    assert kept.stream is starter  # rows that stay are copied there, and are part of the output
+    (done,) = other.waited
+    assert done.stream is streams.lanes[0]
+    assert starter.waited[begun:] == [done]  # memory taken there is given back there
+    assert streams.under_way == set()
     assert output[:3, 0].tolist() == [0, 1, 2]
-    assert len(stages) == len(two_ranks().forward.steps) > 0
-    assert all(event.stream in streams.lanes for event in stages)
+    stages = [one for one in done.stream.waited if isinstance(one, Event)]
+    assert len(stages) == len(plan.forward.steps) > 0
     works = [one for lane in streams.lanes for one in lane.waited if isinstance(one, Work)]
-    assert sum(len(work.ops) for work in works) == 2  # each waited for on its lane, once
+    assert sorted(op[0] for work in works for op in work.ops) == [
+        "recv",
+        "send",
+    ]  # each waited for on its lane, once
+    assert streams.deck.guard.noted == works
     Cuda.current = third
     pending.wait()
     assert third.waited == other.waited
     assert works == [one for lane in streams.lanes for one in lane.waited if isinstance(one, Work)]
 
 
-def test_on_streams_bare_messages_go_in_batches_by_group(streams):
+def test_on_streams_what_a_plan_launches_is_kept_with_it(streams):
+    plan = two_ranks()
+    found = streams.known(plan, False)
+    assert streams.known(plan, False) is found
+    assert streams.known(plan, True) is not found
+
+
+def test_on_streams_bare_messages_go_in_one_batch(streams):
     into, out = torch.zeros(4), torch.ones(4)
     arriving, leaving = streams.post([Bare(1, into)], [Bare(1, out)])
-    assert [[op[2] is into for op in work.ops] for work in arriving] == [[True]]
-    assert [[op[2] is out for op in work.ops] for work in leaving] == [[True]]
+    assert arriving == leaving
+    assert [op[0] for op in arriving[0].ops] == ["recv", "send"]
     assert streams.post([], [Bare(1, out)])[0] == []
 
 

@@ -103,11 +103,21 @@ class Plan:
 
     @cached_property
     def forward(self) -> Steps:
-        return Steps(lower(self.schedule, self.rank))
+        return Steps(self.program(False))
 
     @cached_property
     def backward(self) -> Steps:
-        return Steps(lower(self.schedule.reversed(), self.rank))
+        return Steps(self.program(True))
+
+    @cached_property
+    def _programs(self) -> dict[bool, Program]:
+        return {}
+
+    def program(self, backward: bool) -> Program:
+        if backward not in self._programs:
+            way = self.schedule.reversed() if backward else self.schedule
+            self._programs[backward] = lower(way, self.rank)
+        return self._programs[backward]
 
     @cached_property
     def at_once(self) -> bool:

@@ -13,11 +13,12 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 class Routing(NamedTuple):
     """The rows of T tokens with K choices each, grouped by expert; a pair (token, choice) is number token * K + choice.
 
-    A choice outside 0..E-1 is no choice: its row comes after all experts' rows, no expert computes it, it adds nothing.
+    A choice outside 0..E-1 is no choice: its row comes after all experts' rows, no expert computes it, it adds nothing. `pair` may end
+    with the experts' rows: then there are no rows but theirs.
     """
 
     row: torch.Tensor  # int32 [T, K]: the row of each pair
-    pair: torch.Tensor  # int32 [T * K]: the pair of each row
+    pair: torch.Tensor  # int32 [T * K] or fewer: the pair of each row
     ends: torch.Tensor  # int32 [E]: where each expert's rows end
 
 

@@ -69,14 +69,14 @@ def number(index, stops, row, pair, ends, pairs, experts, blocks, BLOCK: tl.cons
         tl.store(ends + bins, last, mask=bins < experts)
 
 
-@triton.jit
-def spread(x, row, rows, width, top_k, TOP: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """rows[row[token, k]] = x[token]: a token is read once and written for all its choices."""
+@triton.jit(do_not_specialize=["count"])
+def spread(x, row, rows, count, width, top_k, TOP: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """rows[row[token, k]] = x[token]: a token is read once and written for all its choices that have one of the `count` rows."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, TOP)
     to = tl.load(row + token * top_k + k, mask=k < top_k, other=0).to(tl.int64)
-    there = tl.broadcast_to((k < top_k)[:, None], (TOP, BLOCK))
+    there = tl.broadcast_to(((k < top_k) & (to < count))[:, None], (TOP, BLOCK))
     if EVEN:
         value = tl.load(x + token * width + column)
     else:

@@ -63,7 +63,7 @@ class TritonParts(PlainParts):
 
     def spread(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
         (tokens, top_k), width = routing.row.shape, x_TD.shape[1]
-        rows = x_TD.new_empty((tokens * top_k, width))
+        rows = x_TD.new_empty((len(routing.pair), width))
         if rows.numel():
             top = _power(top_k)
             block = _block(width, max(256, min(2048, 32768 // top)))  # a program holds top * block elements
@@ -71,6 +71,7 @@ class TritonParts(PlainParts):
                 x_TD.contiguous(),
                 routing.row,
                 rows,
+                len(rows),
                 width,
                 top_k,
                 top,

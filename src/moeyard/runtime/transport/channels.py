@@ -1,12 +1,12 @@
 """The process groups that carry messages: inside nodes, along rails, and across them.
 
 A channel (b, v) carries node k -> node f where b is the lowest bit in which k and f differ and v is bit b of k. In one
-channel a rank only sends or only receives: gloo's bulk data and "ready" messages then never share a connection, and on
-NCCL sends and receives run on separate communicators, so that separate chains overlap.
+channel a rank only sends or only receives: gloo's bulk data and "ready" messages then never share a connection. On NCCL stages choose
+their groups, not pairs.
 
     gloo                   one group of all ranks per channel
     gloo with interfaces   one group per channel and rail of all ranks on nodes where the rail lives, bound to its interface
-    nccl                   one group of the ranks of a rail per channel, and one of all ranks for cross-rail messages
+    nccl                   a few groups of all ranks, one a lane: sends and receives of a stage go together
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.rails import still_alive
+from moeyard.runtime.transport.launches import LANES
 
 RAIL_BACKEND = "moeyard_rail"
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -142,6 +143,7 @@ class Channels:
             register_rail_backend()
         self.groups: list[dist.ProcessGroup] = []
         self.local: Any = None  # the ranks of this node
+        self.lanes: list[Any] = []  # of all ranks
         self._rails: dict[tuple[int, int, int], dist.ProcessGroup] = {}  # (rail, b, v)
         bits = (cluster.nodes - 1).bit_length()
         keys = [(b, v) for b in range(bits) for v in (0, 1)]
@@ -152,6 +154,11 @@ class Channels:
             self.local = control
         for family, theirs in families.items():
             mine = self._world in family
+            if backend == "nccl":
+                made = [self._make(family, backend, timeout) for _ in range(LANES)]
+                if mine:
+                    self.lanes, self.family = made, list(family)
+                continue
             for node in range(cluster.nodes) if per > 1 and not shared else ():
                 group = self._make(family[node * per : (node + 1) * per], backend, timeout)
                 if mine and group is not None:
@@ -180,14 +187,7 @@ class Channels:
                 if len(live) > cluster.ranks_per_node:
                     bound.append((rail, live, name))
             return bound if still_alive(cluster).all() else [*bound, *everyone]
-        if self.backend == "gloo":
-            return everyone
-        nic = [cluster.nic(r)[1] for r in range(cluster.num_ranks)]
-        along: list[tuple[int, Sequence[int], str | None]] = [
-            (rail, [family[r] for r in range(len(family)) if nic[r] == rail], None)
-            for rail in range(cluster.nics_per_node)
-        ]
-        return [*along, *everyone]
+        return everyone
 
     def _make(self, ranks: Sequence[int], backend: str, timeout: float, options: Any = None) -> Any:
         group = make_group(ranks, backend, timeout, options)
@@ -228,12 +228,13 @@ class Channels:
 
     def port_on(self, src: int, dst: int, peer: int, rail: int | None) -> Port:
         """What carries src -> dst on this rail (None: inside the node). `peer`: the end that this rank is not."""
-        if rail is None:
+        if self.lanes:
+            group = self.lanes[0]
+        elif rail is None:
             group = self.local
         else:
             b, v = channel(self.cluster.node(src), self.cluster.node(dst))
-            plain = not self.bound and self.backend == "gloo"
-            group = self._rails.get((CROSS if plain else rail, b, v))
+            group = self._rails.get((rail if self.bound else CROSS, b, v))
         if group is None:  # a mark_dead that this backend has no group for
             raise InvalidCluster(
                 f"no group carries rank {src} -> rank {dst} (rail {rail}); make the Yard anew"

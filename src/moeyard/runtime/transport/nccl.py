@@ -1,21 +1,31 @@
-"""The interpreter on NCCL: stages as batches of point-to-point operations, chains of stages as streams; the host never waits.
+"""The interpreter on NCCL: each stage a copy that packs and a batch of messages, chains of stages as streams; the host never waits.
 
-NCCL knows no tags and runs the batches of one communicator one after another, so a stage that shares a communicator with
-an earlier one also waits for it; otherwise stages start as their `after` says. All batches are queued in stage order.
+NCCL knows no tags and runs the batches of one communicator one after another. A lane is a stream and a communicator of all ranks; stages that
+wait for one another share one, the same on every rank, so a batch waits for what the plan says and, where lanes are short, for an earlier
+stage. All batches are queued in stage order, sends and receives of a stage together: whatever waits, the stage with the least number
+can always go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 
-from moeyard.runtime.agree.plans import CHAINS, Plan
+from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.transport.api import Bare, Deck, Pending, Rows, as_rows
-from moeyard.runtime.transport.channels import Port
-from moeyard.runtime.transport.spaces import Spaces, scratch_rows
+from moeyard.runtime.transport.launches import LANES, Launches, Stage, lanes_of, launches_of
+from moeyard.runtime.transport.moving import Memories, Mover, has_kernel
+
+
+class Known(NamedTuple):
+    """What a plan launches, kept as long as the plan is."""
+
+    launches: Launches
+    table: torch.Tensor | None  # its pieces on the device
+    there: Any  # when they are
 
 
 class NcclStreams:
@@ -24,13 +34,15 @@ class NcclStreams:
     def __init__(self, deck: Deck) -> None:
         self.deck = deck
         stream: Any = torch.cuda.Stream
-        self.lanes = [stream(deck.device) for _ in range(1 + CHAINS)]
+        self.lanes = [stream(deck.device) for _ in range(LANES)]
+        self._known: WeakKeyDictionary[Plan, dict[bool, Known]] = WeakKeyDictionary()
+        self.under_way: set[Queue] = set()  # nobody may free what an exchange reads, waited for or not
 
     def start(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
     ) -> Pending:
         self.deck.guard.check_open()
-        queue = Queue(self, plan, backward, as_rows(output), as_rows(source))
+        queue = Queue(self, self.known(plan, backward), as_rows(output), as_rows(source))
         queue.put()
         return Pending(queue.finish, queue.join)
 
@@ -39,108 +51,108 @@ class NcclStreams:
     ) -> None:
         self.start(plan, backward, output, source).wait()
 
-    def post(self, receives: Sequence[Bare], sends: Sequence[Bare]) -> tuple[list[Any], list[Any]]:
-        channels = self.deck.channels
-        ins = [(channels.receive_from[peer], dist.irecv, data) for peer, data in receives]
-        outs = [(channels.send_to[peer], dist.isend, data) for peer, data in sends]
-        works = self.batches([*ins, *outs])
-        arriving = {id(port.group) for port, _, _ in ins}
-        return (
-            [work for key, some in works.items() if key in arriving for work in some],
-            [work for key, some in works.items() if key not in arriving for work in some],
-        )
+    def known(self, plan: Plan, backward: bool) -> Known:
+        both = self._known.setdefault(plan, {})
+        if backward not in both:
+            schedule = plan.schedule.reversed() if backward else plan.schedule
+            launches = launches_of(plan.program(backward), lanes_of(schedule.stages))
+            table = None
+            if len(launches.pieces_P3) and self.deck.device.type == "cuda" and has_kernel():
+                pinned = torch.from_numpy(launches.pieces_P3).pin_memory()
+                table = pinned.to(self.deck.device, non_blocking=True)
+            both[backward] = Known(launches, table, _mark(torch.cuda.current_stream(self.deck.device)))
+        return both[backward]
 
-    def batches(self, messages: Iterable[tuple[Port, Any, torch.Tensor]]) -> dict[int, list[Any]]:
-        """(port, isend or irecv, data) as one batch for each group: the works by the group's id."""
-        found: dict[int, list[dist.P2POp]] = {}
-        for port, what, data in messages:
-            op = dist.P2POp(what, data, group=port.group, group_peer=port.peer)
-            found.setdefault(id(port.group), []).append(op)
-        # The same order of groups on every rank: a batch holds its communicator until its peers come.
-        order = {id(group): i for i, group in enumerate(self.deck.channels.groups)}
-        keys = sorted(found, key=order.__getitem__)
-        works = {key: list(dist.batch_isend_irecv(found[key])) for key in keys}
-        for some in works.values():
-            for work in some:
-                self.deck.guard.note(work, "an exchange")
-        return works
+    def post(self, receives: Sequence[Bare], sends: Sequence[Bare]) -> tuple[list[Any], list[Any]]:
+        """In one batch: what arrives and what leaves is done together."""
+        channels = self.deck.channels
+        ops = [(False, channels.receive_from[peer].peer, data) for peer, data in receives]
+        ops += [(True, channels.send_to[peer].peer, data) for peer, data in sends]
+        works = [self.batch(0, ops)] if ops else []
+        return works if receives else [], works if sends else []
+
+    def batch(self, lane: int, ops: Sequence[tuple[bool, int, torch.Tensor]]) -> Any:
+        """(whether it is sent, peer in the group, data), all at once: one launch."""
+        group, device = self.deck.channels.lanes[lane], self.deck.device
+        group._start_coalescing(device)
+        try:
+            for send, peer, data in ops:
+                (group.send if send else group.recv)([data], peer, 0)
+        finally:
+            work = group._end_coalescing(device)
+        self.deck.guard.note(work, "an exchange")
+        return work
 
     def close(self) -> None:
         """Nothing runs on the host."""
 
 
 class Queue:
-    """Puts one exchange on the lane streams."""
+    """Puts one exchange on the lanes."""
 
-    def __init__(
-        self, transport: NcclStreams, plan: Plan, backward: bool, output: Rows, source: Rows
-    ) -> None:
+    def __init__(self, transport: NcclStreams, known: Known, output: Rows, source: Rows) -> None:
         self.transport, self.deck = transport, transport.deck
-        self.steps = plan.steps(backward)
-        lanes, chains = transport.lanes, self.steps.chains
-        follows = {s: lanes[1 + c] for c, chain in enumerate(chains) for s in chain}
-        self._lane = [follows.get(s, lanes[0]) for s in range(len(self.steps.steps))]
-        scratch = source.new_empty(scratch_rows(self.steps), source.shape[1])
-        self._spaces = Spaces(self.steps, output, source, scratch)
-        starter = torch.cuda.current_stream(source.device)
-        for lane in lanes[: 1 + len(chains)]:
-            lane.wait_stream(starter)
-            for tensor in (source, output, scratch):
-                tensor.record_stream(lane)
-        # On the starter's stream, beside the lanes; who waits on another stream has to wait for this too.
-        self._spaces.keep()
-        self._kept = _mark(starter)
-        self._works: list[list[Any]] = [[] for _ in self.steps.steps]
-        self._events: list[torch.cuda.Event | None] = [None] * len(self.steps.steps)
+        self.launches = known.launches
+        scratch = source.new_empty(self.launches.scratch_rows, source.shape[1])
+        self._memories = Memories(source, scratch, output)
+        self._mover = Mover(self.launches, self._memories, known.table)
+        self._starter = torch.cuda.current_stream(source.device)
+        self._starter.wait_event(known.there)
+        for lane in {0, *(stage.lane for stage in self.launches.stages)}:
+            transport.lanes[lane].wait_stream(self._starter)
+        self._works: list[Any] = [None] * len(self.launches.stages)
+        self._events: list[torch.cuda.Event | None] = [None] * len(self.launches.stages)
+        self._done: Any = None
+        transport.under_way.add(self)
 
     def put(self) -> None:
-        for s, step in enumerate(self.steps.steps):
-            lane = self._lane[s]
-            for earlier in step.after:
+        for s, stage in enumerate(self.launches.stages):
+            lane = self.transport.lanes[stage.lane]
+            for earlier in stage.after:
                 lane.wait_event(self._event(earlier))
             with torch.cuda.stream(lane):
-                self._issue(s)
+                self._mover.copy(stage.copy)
+                self._issue(s, stage)
 
     def finish(self) -> None:
         """Queue what is left to do when the last messages have arrived."""
-        for s in range(len(self.steps.steps)):
-            self._event(s)
+        last = self.transport.lanes[0]
+        for s in range(len(self.launches.stages)):
+            last.wait_event(self._event(s))
+        with torch.cuda.stream(last):
+            self._mover.copy(self.launches.last)
+        self._done = _mark(last)
+        # Memory that was taken on the starter's stream is given back there: not before this is done.
+        self._starter.wait_event(self._done)
+        self.transport.under_way.discard(self)
 
     def join(self) -> None:
         """The stream that is current now, whichever started the exchange, waits for all of it."""
         stream = torch.cuda.current_stream(self.deck.device)
-        stream.wait_event(self._kept)
-        for s in range(len(self.steps.steps)):
-            stream.wait_event(self._event(s))
+        if stream != self._starter:
+            stream.wait_event(self._done)
 
-    def _issue(self, s: int) -> None:
-        step, deck = self.steps.steps[s], self.deck
-        messages: list[tuple[Port, Any, torch.Tensor]] = []
-        for message in step.receives:
-            port = deck.channels.receive_from[message.peer]
-            messages.append((port, dist.irecv, self._spaces.buffer(message)))
-        for message in step.sends:
-            port = deck.channels.send_to[message.peer]
-            messages.append((port, dist.isend, self._spaces.packed(message)))
-            if deck.observer is not None:
-                deck.observer(step.number, deck.rank, message.peer, message.rows, port.rail)
+    def _issue(self, s: int, stage: Stage) -> None:
+        deck, memories, ops = self.deck, self._memories, []
+        for send, peer, space, first, rows in stage.posts:
+            port = (deck.channels.send_to if send else deck.channels.receive_from)[peer]
+            ops.append((send, port.peer, memories[space][first : first + rows]))
+            if send and deck.observer is not None:
+                deck.observer(stage.number, deck.rank, peer, rows, port.rail)
         try:
-            batches = self.transport.batches(messages)
-            self._works[s] = [work for works in batches.values() for work in works]
+            self._works[s] = self.transport.batch(stage.lane, ops)
         except RuntimeError as error:
-            peer = (step.receives or step.sends)[0].peer
-            raise deck.guard.lost(f"stage {step.number}: {error}", (peer, deck.rank)) from error
+            pair = (stage.posts[0].peer, deck.rank)
+            raise deck.guard.lost(f"stage {stage.number}: {error}", pair) from error
 
     def _event(self, s: int) -> torch.cuda.Event:
-        """When stage s is done, its rows in their places. The first who asks queues the rest of it on its lane."""
+        """When stage s is done. The first who asks has its lane wait for the messages."""
         event = self._events[s]
         if event is None:
-            with torch.cuda.stream(self._lane[s]):
-                for work in self._works[s]:
-                    work.wait()
-                for message in self.steps.steps[s].receives:
-                    self._spaces.unpack(message)
-                event = self._events[s] = _mark(self._lane[s])
+            lane = self.transport.lanes[self.launches.stages[s].lane]
+            with torch.cuda.stream(lane):
+                self._works[s].wait()
+            event = self._events[s] = _mark(lane)
         return event
 
 
