@@ -1,12 +1,12 @@
 """Codecs of experts: what training with decoded copies costs, in loss and bytes, and how fast they are.
 
-    python -m bench.codec [--json] [--trials 0 3 ...] [--steps N] [--seeds N] [--size tiny | small] [--device cpu] [--out FILE] [--speed]
+    python -m bench.codec [--json] [--trials 0 3 ...] [--steps N] [--seeds N] [--size tiny | small] [--device cpu] [--jobs N] [--out FILE] [--speed]
 
 A byte-level MoE is trained on the standard library's source from scratch, the seeds side by side. `at home`: the part of the rows that
 are computed by their experts' homes, with exact weights; the others are computed with what receivers hold, and all gradients go to the
 masters: one half is two datacenters with a copy of every expert in the other, none is the worst case. Loss: of the masters, held out,
 mean of five points over the last tenth of the steps, against the same seeds uncompressed. Bytes: of a message with its head, against
-bf16. --out: trials that are in the file are not run again. --speed: encode and decode instead, processor time of one core.
+bf16. --jobs: so many trials at once, a process each. --out: trials that are in the file are not run again. --speed: encode and decode instead, processor time of one core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import argparse
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -131,9 +133,10 @@ def stored() -> str:
     def rows(name: str) -> list[dict]:
         return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
-    study, fast = rows("codec.jsonl"), rows("codec_speed.jsonl")
+    study, fast, gpu = rows("codec.jsonl"), rows("codec_speed.jsonl"), rows("gpu_codec.jsonl")
     sizes = SIZES[study[0]["size"]]
     rates = ", ".join(f"{row['codec']} {row['both']:.2f}" for row in fast)
+    shares = ", ".join(f"{row['codec']} {row['bytes_per_s'] / row['copy_bytes_per_s']:.2f}" for row in gpu)
     return (
         f"{table(study)}\n\n"
         f"A byte-level MoE of {sizes.layers} layers of {sizes.experts} experts, {sizes.width} x {sizes.inner}, top-{sizes.top_k}, AdamW at a constant "
@@ -142,8 +145,16 @@ def stored() -> str:
         f"the worst case. `residual:N` is the paper's codec, shared expert (not counted in its bytes) and top-k. "
         f"`frozen`: experts that never train.\n\n"
         f"GB/s of weights, counted as bf16, through encode and decode together, one core (`python -m bench.codec --speed`): {rates}. "
-        f"`python -m bench.gpu_codec` prints the share of a GPU's copy bandwidth; no run is stored."
+        f"Share of the copy bandwidth on one {gpu[0]['device']}, messages as the slow reference has them (`python -m bench.gpu_codec --json`): {shares}."
     )
+
+
+def one_trial(number: int, given: argparse.Namespace) -> dict:
+    """In a process of its own, on one core."""
+    torch.set_num_threads(1)
+    device, seeds = torch.device(given.device), list(range(given.seeds))
+    row = train(SIZES[given.size], TRIALS[number], seeds, given.steps, device, text())
+    return row | {"size": given.size, "torch": torch.__version__}
 
 
 def main() -> None:
@@ -156,6 +167,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--speed", action="store_true")
     given = parser.parse_args()
@@ -168,25 +180,17 @@ def main() -> None:
                 else "{codec}: {both:.2f} GB/s ({encode:.2f}, {decode:.2f})".format(**row)
             )
         return
-    torch.set_num_threads(1)
-    data, rows = text(), []
+    rows = []
     if given.out is not None and given.out.exists():
         rows = [json.loads(line) for line in given.out.read_text().splitlines()]
-    for number in given.trials:
-        if any(row["trial"] == asdict(TRIALS[number]) for row in rows):
-            continue
-        row = train(
-            SIZES[given.size],
-            TRIALS[number],
-            list(range(given.seeds)),
-            given.steps,
-            torch.device(given.device),
-            data,
-        )
-        rows.append(row | {"size": given.size, "torch": torch.__version__})
-        if given.out is not None:
-            with given.out.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+    missing = [n for n in given.trials if not any(row["trial"] == asdict(TRIALS[n]) for row in rows)]
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(one_trial, number, given) for number in missing]):
+            rows.append(done.result())
+            if given.out is not None:
+                with given.out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    rows.sort(key=lambda row: [asdict(one) for one in TRIALS].index(row["trial"]))
     print("\n".join(map(json.dumps, rows)) if given.json else table(rows))
 
 

@@ -1,11 +1,12 @@
-"""The step with replicas gathered ahead and reduced behind, against the same on the spot: NCCL ranks on one GPU, paired.
+"""The step with replicas gathered ahead and reduced behind, against the same serialised: NCCL ranks on one GPU, paired.
 
     PYTHONPATH=src:. python bench/gpu_ahead.py [--ranks 4] [--pairs 20] [--json FILE]
 
-Several ranks share one GPU, each as a host of its own (NCCL_HOSTID), messages by way of shared memory and sockets: kernels of all
-ranks wait for the same processors, so what is hidden here is a lower bound, and the figures say nothing of a cluster. Prints: the losses of
-both ways beside one another (bf16), steps' medians and the paired ratio, and from a profile of one step the time in which kernels on the
-stream behind ran while kernels of the training did. Exit status 1 if losses differ or nothing overlapped, 2 without a GPU.
+Serialised: the same plans, but every gather and reduce is waited for where it is begun. Several ranks share one GPU, each as a host of its
+own (NCCL_HOSTID), messages by way of sockets: kernels of all ranks wait for the same processors (under NVIDIA's MPS side by side, else in
+turns), so what is hidden here is a lower bound, and the figures say nothing of a cluster. Prints: medians of the steps and the
+paired ratio; the losses beside those of the same training planned and gathered on the spot (bf16); from a profile of one step the
+time in which kernels of NCCL ran while kernels of the training did. Exit status 1 if losses differ or nothing overlapped, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 from bench.gpu_ranks import run_ranks
 
 HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
-WAYS = {"on the spot": {"ahead": False}, "ahead": {"ahead": True}}
+WAYS = ("serialised", "overlapped")
+CHECKED = 6  # steps whose losses are compared
 
 
 def run(rank, options, folder, out):
@@ -46,46 +48,63 @@ def run(rank, options, folder, out):
     with yr.Yard(
         cluster=cluster, timeout=120, scheduler="direct", planner="quota", slots=2, policy="quota"
     ) as yard:
-        jobs = {name: Job(yard, how, rank) for name, how in WAYS.items()}
-        seconds = {name: [] for name in WAYS}
+        job, seconds = Job(yard, rank), {name: [] for name in WAYS}
+        serial = in_turn(yard.behind)
         for pair in range(options.pairs + 3):
             for name in sorted(WAYS, reverse=bool(pair % 2)):
-                took = jobs[name].step()
+                serial[0] = name == "serialised"
+                took = job.step()
                 if pair >= 3:
                     seconds[name].append(took)
-        losses = {name: list(job.losses) for name, job in jobs.items()}
-        share = profiled(jobs["ahead"], yard)
-        jobs["ahead"].prepare()
-        counted = torch.tensor([yard.workspace.ahead, yard.workspace.spot])
+        serial[0] = False
+        share = profiled(job)
+        counted = yard.workspace.ahead, yard.workspace.spot
+        yard.choose(ahead=False)
+        plain = Job(yard, rank)
+        for _ in range(CHECKED):
+            plain.step()
     if rank == 0:
         row = {
             "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "ranks": options.ranks, "pairs": options.pairs,
             "seconds": {name: statistics.median(some) for name, some in seconds.items()},
             "ratio": statistics.median(
-                a / b for a, b in zip(seconds["on the spot"], seconds["ahead"], strict=True)
+                a / b for a, b in zip(*(seconds[name] for name in WAYS), strict=True)
             ),
             "difference": max(
-                abs(a - b) / abs(a) for a, b in zip(losses["on the spot"], losses["ahead"], strict=True)
+                abs(a - b) / abs(a) for a, b in zip(plain.losses, job.losses, strict=False)
             ),
-            "ahead": int(counted[0]), "spot": int(counted[1]), **share,
+            "ahead": counted[0], "spot": counted[1], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ, **share,
         }  # fmt: skip
         print(json.dumps(row), file=out, flush=True)
     dist.destroy_process_group()
 
 
-class Job:
-    """A small stack of MoE layers and its optimizer, trained one way."""
+def in_turn(behind):
+    """[whether] every job is waited for where it is begun."""
+    serial, submit = [False], behind.submit
 
-    def __init__(self, yard, how, rank):
+    def submit_and_wait(work):
+        job = submit(work)
+        if serial[0]:
+            job.wait()
+        return job
+
+    behind.submit = submit_and_wait
+    return serial
+
+
+class Job:
+    """A small stack of MoE layers and its optimizer."""
+
+    def __init__(self, yard, rank):
         import torch
 
         import moeyard.runtime as yr
 
-        self.yard, self.how, self.losses = yard, how, []
+        self.yard, self.losses = yard, []
         device, dtype = yard.device, torch.bfloat16
         generator = torch.Generator().manual_seed(rank)
         self.x = torch.randn(TOKENS, HIDDEN, generator=generator).to(device, dtype)
-        self.prepare()
 
         class Hot(torch.nn.Module):
             def forward(self, x):
@@ -106,10 +125,6 @@ class Job:
             [*self.layers.parameters(), *self.dense.parameters()], lr=1e-4, fused=True
         )
 
-    def prepare(self):
-        if self.yard.options.ahead != self.how["ahead"]:
-            self.yard.choose(**self.how)
-
     def step(self):
         """Seconds of a step, the slowest rank's."""
         import torch
@@ -117,8 +132,6 @@ class Job:
 
         import moeyard.runtime as yr
 
-        self.prepare()
-        self.pass_through()  # plans of this way are known again
         self.optimizer.zero_grad()
         dist.barrier()
         torch.cuda.synchronize()
@@ -133,6 +146,9 @@ class Job:
         return float(took)
 
     def pass_through(self):
+        import moeyard.runtime as yr
+
+        yr.begin_forward(self.yard)
         h = self.x
         for layer, dense in zip(self.layers, self.dense, strict=True):
             for _ in range(8):
@@ -143,7 +159,7 @@ class Job:
         return loss.detach()
 
 
-def profiled(job, yard):
+def profiled(job):
     """Kernels of NCCL by stream, and for how long others ran at the same time."""
     import torch
     from torch.profiler import ProfilerActivity, profile

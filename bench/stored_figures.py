@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 
-from bench import codec, versions
+from bench import codec, gpu_figures, versions
 from bench.document import ROOT, between_marks
 from bench.faults import table
 from bench.mutants import table as mutants
@@ -122,6 +122,8 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/runtime.md", "codec"): codec.stored,
     ("docs/simulator.md", "ns3"): ns3,
     ("docs/runtime.md", "once"): once,
+    ("docs/runtime.md", "block"): gpu_figures.block,
+    ("docs/runtime.md", "launches"): gpu_figures.launches,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,
 }

@@ -4,12 +4,13 @@
 #
 #   sh examples/titan_environment.sh [folder]
 #
-# Which build of torch it gets is pip's affair: set PIP_EXTRA_INDEX_URL to the index of the build that your machine needs.
+# torch is the version that moeyard is tested with; which build of it is pip's affair: set PIP_EXTRA_INDEX_URL to the index of the build
+# that your machine needs.
 set -eu
 folder=${1:-titan-venv}
 here=$(cd "$(dirname "$0")/.." && pwd)
 python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet "$here[torch]"
+"$folder/bin/pip" install --quiet -c "$here/constraints.txt" "$here[torch]"
 "$folder/bin/pip" install --quiet --no-deps "torchtitan==0.3.0" "spmd_types==0.2.3" triton torchdata torch_checkpointing
 "$folder/bin/pip" install --quiet einops tyro
 "$folder/bin/python" -c "import moeyard.titan; print('torchtitan and moeyard:', moeyard.titan.Dispatcher)"

@@ -30,6 +30,7 @@ from moeyard.runtime.transport.launches import LANES
 RAIL_BACKEND = "moeyard_rail"
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _BEYOND = 120.0  # seconds that torch's own time-out comes after ours
+_ALL_PAIRS = 64  # ranks up to which all pairs are connected at start on NCCL
 CROSS = -1  # the rail of a message between ranks whose nics share no rail
 
 
@@ -242,13 +243,32 @@ class Channels:
         return Port(group, dist.get_group_rank(group, self.family[peer]), rail)
 
     def warm(self, device: torch.device, note: Callable[[Any], None]) -> None:
-        """One tiny collective per group: connections and communicators exist before the first step."""
-        for group in self.groups:
-            work: Any = dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)
+        """One tiny collective per group: connections and communicators exist before the first step. NCCL connects a pair at its first
+        message, and who waits there for a rank that is gone hears of nothing else: so on lanes a message for each pair."""
+        for lane in self.lanes:
+            out, into = torch.ones((2, self.cluster.num_ranks), device=device)
+            lane._start_coalescing(device)
+            for peer in self._met():
+                at = self.send_to[peer].peer
+                lane.recv([into[peer : peer + 1]], at, 0)
+                lane.send([out[peer : peer + 1]], at, 0)
+            work: Any = lane._end_coalescing(device)
+            note(work)
+            work.wait()
+        for group in () if self.lanes else self.groups:
+            work = dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)
             note(work)
             work.wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+    def _met(self) -> list[int]:
+        """Whom this rank exchanges with: everybody, or in a large cluster, where connections cost memory, its node and its rail."""
+        cluster, (node, rail) = self.cluster, self.cluster.nic(self.rank)
+        others = [peer for peer in range(cluster.num_ranks) if peer != self.rank]
+        if cluster.num_ranks <= _ALL_PAIRS:
+            return others
+        return [peer for peer in others if cluster.node(peer) == node or cluster.nic(peer)[1] == rail]
 
     def close(self) -> None:
         for group in self.groups:

@@ -50,7 +50,7 @@ class Launches(NamedTuple):
     @property
     def copies(self) -> int:
         """Launches beside the stages' batches."""
-        return sum(one.copy.stop > one.copy.start for one in self.stages) + (self.last.stop > self.last.start)
+        return sum(some.stop > some.start for some in (*(one.copy for one in self.stages), self.last))
 
 
 def lanes_of(stages: Stages) -> list[int]:

@@ -1,0 +1,54 @@
+"""Figures of the documents that were measured on a GPU, from what is stored in bench/results.
+
+    python -m bench.gpu_figures
+
+Prints all of them; `python -m bench.stored_figures` writes them into the pages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def rows_of(name: str) -> list[dict]:
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def block() -> str:
+    """Shares of the matmul ceiling and peaks of the expert block, beside Hugging Face's."""
+    conditions, *rows = rows_of("gpu_block.jsonl")
+    lines = [
+        "| shape | choices | share of the ceiling | Hugging Face | peak GB | Hugging Face | peak / Hugging Face's | beyond weights and gradients |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in (one for one in rows if "hf_share" in one):
+        figures = [
+            f"{row['share']:.2f}", f"{row['hf_share']:.2f}", f"{row['peak']:.1f}", f"{row['hf_peak']:.1f}",
+            f"{row['peak'] / row['hf_peak']:.2f}", f"{row['beyond'] / row['hf_beyond']:.2f}",
+        ]  # fmt: skip
+        lines.append(" | ".join([f"| {row['shape']}", row["choices"], *figures]) + " |")
+    tiny = next(one for one in rows if one["shape"] == "tiny")
+    first = next(one for one in rows if one["shape"].startswith("initial"))
+    told = (
+        f"{conditions['conditions']}. Host time of a tiny `MoELayer`, forward + backward, one rank: {tiny['layer_ms']:.1f} ms (best "
+        f"{tiny['layer_best_ms']:.1f}); a Mixtral layer's experts drawn in {first['seconds']:.2f} s."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def launches() -> str:
+    heads = "| scheduler | way | stages | launches | a stage | memory | host | all_to_all_single's |\n|---|---|---|---|---|---|---|---|"
+    line = "| {scheduler} | {way} | {stages} | {launches} | {a_stage:.2f} | {memory:.2f} | {host_us:.0f} us | {torch_host_us:.0f} us |"
+    return "\n".join([heads, *(line.format(**row) for row in rows_of("gpu_launches.jsonl"))])
+
+
+def main() -> None:
+    for figure in (block, launches):
+        print(figure(), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
