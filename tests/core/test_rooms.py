@@ -153,7 +153,7 @@ WATCHED = {  # function that makes a collective -> who watches over it
     "transport.channels.warm": "called under Guard.watched",
     "transport.groups.warm": "called under Guard.watched",
     "transport.groups.background": "Floors makes it under Guard.watched",
-    "transport.nccl.batches": "turned into our error by Queue; the vigil has its works",
+    "transport.nccl.batch": "turned into our error by Queue; the vigil has its works",
 }
 
 
@@ -167,7 +167,8 @@ def collectives(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             watched = watched or node.func.attr == "watched"
             ours = ast.unparse(node.func.value) in ("dist", "torch.distributed")
-            if ours and node.func.attr in COLLECTIVES and not watched:
+            batch = node.func.attr == "_end_coalescing"  # of a group itself
+            if (batch or (ours and node.func.attr in COLLECTIVES)) and not watched:
                 found.append((function, node.lineno))
         for child in ast.iter_child_nodes(node):
             walk(child, function, watched)

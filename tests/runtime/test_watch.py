@@ -318,6 +318,37 @@ def test_the_vigil_tells_of_works_that_do_not_end_or_fail():
     vigil.close()
 
 
+def test_no_work_is_asked_while_groups_are_aborted(clients):
+    """Its answer would wait for the abort, and hold up all threads meanwhile."""
+    ranks = Ranks([own for _, own in clients], timeout=1.0)
+    asked, during = [0], []
+
+    class Asked(Work):
+        def is_completed(self):
+            asked[0] += 1
+            return False
+
+    def abort():
+        before = asked[0]
+        time.sleep(0.6)
+        during.append((before, asked[0]))
+
+    ranks.guards[1].keep_vigil(abort)
+    ranks.guards[0].keep_vigil(lambda: None)
+    ranks.guards[2].close()
+    ranks.guards[0].note(Work(), "sync_gradients")
+    time.sleep(0.5)
+    ranks.guards[1].note(
+        Asked(), "an exchange"
+    )  # younger: rank 1 hears the verdict before its own is overdue
+    end = time.monotonic() + 10
+    while not during and time.monotonic() < end:
+        time.sleep(0.05)
+    ((before, after),) = during
+    assert before == after > 0
+    ranks.close()
+
+
 def test_groups_on_a_device_are_aborted_by_whoever_hears_first(clients):
     """Rank 0's work does not end, so it calls the roll; rank 1, which waits for its device, is told by the verdict."""
     ranks = Ranks([own for _, own in clients], timeout=1.0)

@@ -117,6 +117,8 @@ class Guard:
                 self._lock.release()
 
     def _end(self) -> None:
+        if self._vigil is not None:
+            self._vigil.rest()
         if self._abort is not None:
             with contextlib.suppress(Exception):
                 within(5.0, self._abort)

@@ -30,6 +30,7 @@ class Vigil:
         self._longest, self._alarm, self._period = longest, alarm, period
         self._works: deque[Noted] = deque()
         self._stop = threading.Event()
+        self._looking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="moeyard-vigil", daemon=True)
         self._thread.start()
 
@@ -38,7 +39,8 @@ class Vigil:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
-            trouble = self._look()
+            with self._looking:
+                trouble = "" if self._stop.is_set() else self._look()
             if trouble:
                 self._alarm(trouble)
                 return
@@ -61,6 +63,13 @@ class Vigil:
                 return ""
             self._works.popleft()
         return ""
+
+    def rest(self) -> None:
+        """No work is asked any more, from now on: while groups are aborted a work's answer waits for the abort, and holds up every
+        thread of Python, those among them that the abort needs."""
+        self._stop.set()
+        with self._looking:
+            pass
 
     def close(self) -> None:
         self._stop.set()

@@ -245,7 +245,7 @@ class Channels:
     def warm(self, device: torch.device, note: Callable[[Any], None]) -> None:
         """One tiny collective per group: connections and communicators exist before the first step. NCCL connects a pair at its first
         message, and who waits there for a rank that is gone hears of nothing else: so on lanes a message for each pair."""
-        for lane in self.lanes:
+        for lane in self.lanes if self._met() else ():
             out, into = torch.ones((2, self.cluster.num_ranks), device=device)
             lane._start_coalescing(device)
             for peer in self._met():
