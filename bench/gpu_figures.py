@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bench.faults.table import clean, on_gpu
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -45,8 +47,21 @@ def launches() -> str:
     return "\n".join([heads, *(line.format(**row) for row in rows_of("gpu_launches.jsonl"))])
 
 
+def faults() -> str:
+    """Faults on NCCL as they were last run, with what was not clean."""
+    rows = json.loads((RESULTS / "gpu_faults.json").read_text())
+    bad = sum(not clean(row) for row in rows)
+    told = (
+        f"{len(rows)} faults on one GPU, {rows[0]['ranks']} NCCL ranks each (`python -m bench.gpu_faults`), {bad} not clean: survivors "
+        f"hung."
+        if bad
+        else f"{len(rows)} faults on one GPU, {rows[0]['ranks']} NCCL ranks each (`python -m bench.gpu_faults`), all clean."
+    )
+    return f"{on_gpu(rows)}\n\n{told}"
+
+
 def main() -> None:
-    for figure in (block, launches):
+    for figure in (block, launches, faults):
         print(figure(), end="\n\n")
 
 

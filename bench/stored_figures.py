@@ -118,6 +118,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/checkpoints.md", "folders"): folders,
     ("README.md", "versions"): versions.stored_table,
     ("docs/faults.md", "faults"): table.of_campaign,
+    ("docs/faults.md", "nccl"): gpu_figures.faults,
     ("docs/faults.md", "mutants"): mutants.told,
     ("docs/runtime.md", "codec"): codec.stored,
     ("docs/simulator.md", "ns3"): ns3,
