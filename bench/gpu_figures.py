@@ -47,6 +47,19 @@ def launches() -> str:
     return "\n".join([heads, *(line.format(**row) for row in rows_of("gpu_launches.jsonl"))])
 
 
+def oracle() -> str:
+    """What bench/gpu_oracle.py printed."""
+    where, *lines, ended = (RESULTS / "gpu_oracle.txt").read_text().splitlines()
+    worst = {
+        kind: max(
+            float(word) for line in lines if line.startswith(kind) for word in line.split() if "e-" in word
+        )
+        for kind in ("float32", "bfloat16")
+    }
+    errors = " and ".join(f"{value:.1e} in {kind}" for kind, value in worst.items())
+    return f"Last on {where}: {ended.partition(';')[0]}, with relative errors up to {errors} (the one process computes in that dtype, too)."
+
+
 def faults() -> str:
     """Faults on NCCL as they were last run, with what was not clean."""
     rows = json.loads((RESULTS / "gpu_faults.json").read_text())
@@ -61,7 +74,7 @@ def faults() -> str:
 
 
 def main() -> None:
-    for figure in (block, launches, faults):
+    for figure in (block, launches, oracle, faults):
         print(figure(), end="\n\n")
 
 

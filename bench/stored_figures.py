@@ -124,6 +124,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/simulator.md", "ns3"): ns3,
     ("docs/runtime.md", "once"): once,
     ("docs/runtime.md", "block"): gpu_figures.block,
+    ("docs/runtime.md", "oracle"): gpu_figures.oracle,
     ("docs/runtime.md", "launches"): gpu_figures.launches,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,

@@ -171,10 +171,6 @@ TYPED = {  # page -> {line with a figure in it: why it may stand there}
         "more than the paper's 5%": "the paper's claim",
         "a stand-in with 50 MB experts": "an input, STAND_IN",
     },
-    "docs/runtime.md": {
-        "7.1e-7 in float32": "bench/gpu_oracle.py prints it; needs a GPU",
-        "1.6e-2 in bf16": "bench/gpu_oracle.py prints it; needs a GPU",
-    },
     "docs/scheduling.md": {"256 MB per rank, 5% loss per flow": "conditions of the table"},
     "docs/simulator.md": {
         "0.5%": "what a tolerance of 0.005 means",
