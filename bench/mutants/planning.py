@@ -255,4 +255,18 @@ PLANNING = [
         "if _seen(host_TK, t, 0, k, h):",
         "tests/core/test_once.py::test_distinct_rows_are_counted",
     ),
+    Mutant(
+        "a token may choose an expert twice",
+        "kernels/place/likely.py",
+        "left = 1.0 - i * gone",
+        "left, gone = 1.0, 0.0",
+        "tests/core/test_likely.py::test_alike_experts_are_exact",
+    ),
+    Mutant(
+        "copies cross, too",
+        "traffic.py",
+        '"once": cls._sound(once_RR, row_bytes),',
+        '"once": cls._sound(once_RR + fan_RR, row_bytes),',
+        "tests/core/test_once.py::test_counts_from_kernels_are_the_same_traffic",
+    ),
 ]

@@ -381,4 +381,11 @@ RUNNING = [
         "if packs[later]",
         "tests/runtime/test_launches.py::test_every_row_comes_to_its_place",
     ),
+    Mutant(
+        "rows cross once whether it pays or not",
+        "dedup.py",
+        "return quicker(cluster, served.rows_RR, once_RR, fan_RR, row_bytes)",
+        "return True",
+        "tests/runtime/test_once_ranks.py::test_auto_takes_it_where_it_pays",
+    ),
 ]

@@ -1,8 +1,9 @@
 """Would it help? What a step costs today, and what each idea saves, alone and together, on this cluster with this routing.
 
 Today is `direct` with every expert at home: a plain all_to_all. The ideas: rows sprayed over rails (RailS), one-to-one stages (FAST),
-replicas of hot experts placed by forecast (Pro-Prophet), experts gathered instead of rows sent (HybridEP's domains). All are replayed
-on the same records; what is recommended is the cheapest of what the runtime carries out.
+replicas of hot experts placed by forecast (Pro-Prophet), experts gathered instead of rows sent (HybridEP's domains); and tokens that cross to
+a node once, where it is known how many choices a token has: which rows are of one token is not in counts, so choices are taken to
+know nothing of one another. All are replayed on the same records; what is recommended is the cheapest of what the runtime carries out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moeyard.cluster import Cluster
+from moeyard.dedup import may_cross_once
 from moeyard.fold import fold
 from moeyard.model import ModelSpec
 from moeyard.replay.job import AHEAD, ORACLE, Job
@@ -25,6 +27,7 @@ RECORDS, LAYERS = 6, 4  # of a trace that are looked at: the last ones; layers e
 SLOTS = (1, 2, 4)  # replica slots per rank that are tried
 WORTH = 0.15  # share of a step; a choice, not a finding: docs/replay.md says what speaks for it
 NEARLY = 0.02  # share of a step that fewer slots may cost
+AUTO = "auto"  # of dedup
 SMALLER = (1 / 4, 1 / 16, 1 / 64)  # of the tokens: where does it stop paying?
 
 IDEAS = {
@@ -32,6 +35,7 @@ IDEAS = {
     "fast": "balanced, one-to-one stages",
     "replicas": "hot experts on more ranks, by forecast",
     "domains": "experts gathered, rows stay near",
+    "dedup": "a token crosses to a node once",
 }
 
 
@@ -45,12 +49,20 @@ class Choice:
     step_s: float
     plan_s: float
     balancedness: float
+    dedup: bool = False  # where it pays
+
+    @property
+    def how_dedup(self) -> bool | str:
+        """As a yard is told."""
+        return AUTO if self.dedup else False
 
     def yard(self, cluster: str) -> str:
         """The line to paste."""
         parts = [f'cluster="{cluster}"', f'scheduler="{self.scheduler}"']
         if self.planner != "static":
             parts += [f'planner="{self.planner}"', f"slots={self.slots}"]
+        if self.dedup:
+            parts.append('dedup="auto"')
         return f"yr.Yard({', '.join(parts)})"
 
 
@@ -92,12 +104,14 @@ def advise(
     forecast: str = AHEAD,
     slots: int | None = None,
     overlap: bool = True,
+    top_k: int | None = None,
     jobs: int = 1,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Advice:
-    """Replay a part of the trace in every way that counts. `slots`: at most so many; default: what is worth its memory."""
+    """Replay a part of the trace in every way that counts. `slots`: at most so many; default: what is worth its memory. `top_k`: choices of a
+    token; None: not known, so nothing is said of tokens that cross once."""
     part, past = sample(trace)
-    base = Job(cluster, part, model, forecast=forecast, overlap=overlap)
+    base = Job(cluster, part, model, forecast=forecast, overlap=overlap, top_k=top_k or 1)
     most = (
         (min(slots, trace.num_experts),)
         if slots is not None
@@ -108,13 +122,24 @@ def advise(
     for room in most:
         ways.add(f"replicas in {room} slots", ("quota", "prophet", "domains"), ("direct", "auto"), room)
     ways.add(f"the best of all planners in {most[-1]} slots", ("auto",), ("direct", "auto"), most[-1])
-    today = ways.best(lambda c: c.planner == "static" and c.scheduler == "direct")
+    today = ways.best(lambda c: c.planner == "static" and c.scheduler == "direct" and not c.dedup)
+    if once := may_cross_once(cluster, "auto", base.top_k):
+        ways.add("tokens that cross once", ("static",), ("direct", "auto"), None, dedup=True)
+        for room in most:
+            planners = (
+                ("quota", "prophet", "domains")
+                if room != most[-1]
+                else ("quota", "prophet", "domains", "auto")
+            )
+            ways.add(f"tokens that cross once, {room} slots", planners, ("auto",), room, dedup=True)
     alone = {
         "rails": ways.best(lambda c: c.planner == "static" and c.scheduler == "rails"),
         "fast": ways.best(lambda c: c.planner == "static" and c.scheduler == "fast"),
         "replicas": ways.best(lambda c: c.planner in ("quota", "prophet") and c.scheduler == "direct"),
         "domains": ways.best(lambda c: c.planner == "domains" and c.scheduler == "direct"),
     }
+    if once:
+        alone["dedup"] = ways.best(lambda c: c.dedup and c.planner == "static" and c.scheduler == "direct")
     together = ways.best(lambda c: c.scheduler == "auto")
     room = 0 if together.planner == "static" else together.slots or 0
     return Advice(
@@ -138,6 +163,7 @@ def one_step(base: Job, choice: Choice) -> StepTimeline:
         Task(
             base.cluster, base.model, np.ascontiguousarray(base.trace.counts[-3:, layer]), min(2, base.trace.num_records - 1),
             choice.planner, base.policy(choice.planner), (choice.scheduler,), base.forecast, choice.slots, base.network, None,
+            choice.how_dedup, base.top_k,
         )
         for layer in layers
     ]  # fmt: skip
@@ -171,10 +197,17 @@ class _Ways:
         self.scale = base.model.layers / base.trace.num_layers
 
     def add(
-        self, said: str, planners: tuple[str, ...], schedulers: tuple[str, ...], slots: int | None
+        self,
+        said: str,
+        planners: tuple[str, ...],
+        schedulers: tuple[str, ...],
+        slots: int | None,
+        *,
+        dedup: bool = False,
     ) -> None:
         self.watch(said)
-        self.found += self._choices(replace(self.base, planners=planners, schedulers=schedulers, slots=slots))
+        asked = replace(self.base, planners=planners, schedulers=schedulers, slots=slots)
+        self.found += self._choices(replace(asked, dedup=AUTO if dedup else False))
 
     def _choices(self, job: Job) -> list[Choice]:
         done = replay(job, jobs=self.jobs)
@@ -190,16 +223,17 @@ class _Ways:
                 float(way.figures["step_s"][part].mean()) * self.scale,
                 float(way.figures["plan_s"][part].mean()),
                 float(way.figures["balancedness"][part].mean()),
+                bool(job.dedup),
             )
             for way in done.ways
         ]
 
     def best(self, wanted: Callable[[Choice], bool]) -> Choice:
-        """The fastest; of those nearly as fast the one with the fewest slots, which are memory."""
+        """The fastest; of those nearly as fast the one with the fewest slots, which are memory, and without tokens that cross once."""
         chosen = [choice for choice in self.found if wanted(choice)]
         least = min(choice.step_s for choice in chosen)
         near = [choice for choice in chosen if choice.step_s <= least * (1 + NEARLY)]
-        return min(near, key=lambda choice: (choice.slots or 0, choice.step_s))
+        return min(near, key=lambda choice: (choice.slots or 0, choice.dedup, choice.step_s))
 
     def known(self, choice: Choice) -> Choice:
         """The same with counts known before they come."""
@@ -211,6 +245,7 @@ class _Ways:
             planners=(choice.planner,),
             schedulers=(choice.scheduler,),
             slots=choice.slots,
+            dedup=choice.how_dedup,
             forecast=ORACLE,
         )
         return self._choices(job)[0]
@@ -226,13 +261,12 @@ def _least(base: Job, choice: Choice, past: int) -> float | None:
             break
         trace = fold(short, base.cluster.num_ranks, rows_per_rank=mean * share)
         steps = []
-        for planner, scheduler, slots in (
-            ("static", "direct", None),
-            (choice.planner, choice.scheduler, choice.slots),
+        for planner, scheduler, slots, dedup in (
+            ("static", "direct", None, False),
+            (choice.planner, choice.scheduler, choice.slots, choice.how_dedup),
         ):
-            done = replay(
-                replace(base, trace=trace, planners=(planner,), schedulers=(scheduler,), slots=slots)
-            )
+            asked = replace(base, trace=trace, planners=(planner,), schedulers=(scheduler,))
+            done = replay(replace(asked, slots=slots, dedup=dedup))
             steps.append(float(done.ways[0].figures["step_s"][-1]))
         if 1 - steps[1] / steps[0] < WORTH:
             last = share

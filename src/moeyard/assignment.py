@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen
-from moeyard.crossing import Crossing, crossing_of, served_from
+from moeyard.crossing import Crossing, Likely, crossing_of, likely_crossing, served_from
 from moeyard.errors import InvalidDemand
 from moeyard.kernels.place.assign import run_sums
 from moeyard.routing import Routing
-from moeyard.traffic import Traffic
+from moeyard.traffic import Traffic, whole_row_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,26 +59,24 @@ class Assignment:
         served = served_from(rank, runs, self.routing.num_experts)
         return crossing_of(self.routing.experts[rank], served, rank, self.ranks_per_node, self.num_ranks)
 
-    def traffic(self, row_bytes: int, *, dedup: bool = False) -> Traffic:
-        """Rows of so many bytes between ranks. dedup: a token crosses to a node once, and is handed round there; the assignment must be
-        of a Routing. What a row then carries besides, to say whom it is for, is part of row_bytes."""
+    def likely(self, top_k: int) -> Likely:
+        """How rows would cross once if a token's choices, so many, knew nothing of one another: from counts alone."""
+        return likely_crossing((self.src, self.host, self.rows), top_k, self.ranks_per_node, self.num_ranks)
+
+    def traffic(self, row_bytes: int, *, dedup: bool = False, top_k: int | None = None) -> Traffic:
+        """Rows of so many bytes between ranks. dedup: a token crosses to a node once, and is handed round there: of a Routing as it is, of a
+        Demand as it is likely, if `top_k` says how many choices a token has. What a row then carries besides, to say whom it is for, is part
+        of row_bytes."""
         if not dedup:
             return Traffic(self.rows_RR, row_bytes)
+        if self.routing is None and top_k is not None:
+            once_RR, fan_RR = self.likely(top_k)
+            return Traffic(once_RR + fan_RR, row_bytes, fan_RR)
         return crossing_traffic([self.crossing(rank) for rank in range(self.num_ranks)], row_bytes)
 
 
 def crossing_traffic(found: Sequence[Crossing], row_bytes: int) -> Traffic:
     """The traffic of all ranks' rows, and of the copies that are made of them."""
     once_RR = np.stack([one.rows_R for one in found])
-    return fanned_traffic(
-        once_RR, sum((one.fan_RG for one in found), np.zeros_like(found[0].fan_RG)), row_bytes
-    )
-
-
-def fanned_traffic(once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:
-    """once_RR: rows that are sent; fan_RG: how many copies each rank hands on to each rank of its node."""
-    ranks, per = fan_RG.shape
-    fan_RR = np.zeros((ranks, ranks), np.int64)
-    first_R = np.arange(ranks) // per * per
-    np.put_along_axis(fan_RR, first_R[:, None] + np.arange(per), fan_RG, axis=1)
-    return Traffic(once_RR + fan_RR, row_bytes, fan_RR)
+    fan_RG = sum((one.fan_RG for one in found), np.zeros_like(found[0].fan_RG))
+    return Traffic.of_crossing(once_RR, fan_RG, whole_row_bytes(row_bytes))

@@ -85,10 +85,10 @@ def _last(trace: Trace) -> Trace:
 
 def _saving(job: Job, choice: Choice) -> float:
     steps = []
-    for planner, scheduler, slots in (
-        ("static", "direct", None),
-        (choice.planner, choice.scheduler, choice.slots),
+    for planner, scheduler, slots, dedup in (
+        ("static", "direct", None, False),
+        (choice.planner, choice.scheduler, choice.slots, choice.how_dedup),
     ):
-        done = replay(replace(job, planners=(planner,), schedulers=(scheduler,), slots=slots))
+        done = replay(replace(job, planners=(planner,), schedulers=(scheduler,), slots=slots, dedup=dedup))
         steps.append(float(done.ways[0].figures["step_s"][-1]))
     return 1 - steps[1] / steps[0]

@@ -29,6 +29,7 @@ from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
+from moeyard.estimate import fan_seconds
 from moeyard.kernels.step import compose as kernel
 from moeyard.kernels.step.compose import Rates
 from moeyard.kernels.step.gather import moves_of
@@ -37,7 +38,9 @@ from moeyard.model import ModelSpec
 from moeyard.placement import Placement
 from moeyard.ports import ports_of as ports_of  # where others look for it
 from moeyard.stepplan import StepPlan
+from moeyard.steps import layer_plan
 from moeyard.steps import replica_pairs as replica_pairs
+from moeyard.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,14 @@ def step_cost(
     backward: bool = True,
     previous: Placement | None = None,
     layer: int = 0,
+    traffic: Traffic | None = None,
 ) -> StepCost:
     """Cost of one layer under this placement and assignment, or of one `layer` of a step plan, by its hops and its overlap.
 
     `compression`: a gathered expert crosses in 1/compression of its bytes (gradients are never compressed).
     `overlap`: gather and reduce hide behind compute. `pipelined`: the experts' compute hides behind the exchanges, as
-    with infinitely many chunks. `backward=False`: the forward alone. `previous`: adds the one-off `migration` from it.
+    with infinitely many chunks. `backward=False`: the forward alone. `previous`: adds the one-off `migration` from it. `traffic`:
+    what the assignment's rows send where they cross to a node once.
     """
     plan = placement if isinstance(placement, StepPlan) else None
     if isinstance(placement, StepPlan):
@@ -99,12 +104,16 @@ def step_cost(
         cluster, model, compression=compression, overlap=overlap, pipelined=pipelined, backward=backward
     )
     rows_RR, ports = writable(assignment.rows_RR), ports_of(cluster)
-    if plan is None:  # the same in one call: planners ask for it often
+    if plan is None and traffic is None:  # the same in one call: planners ask for it often
         homes = writable(placement.home_E)
         seconds = kernel.layer_seconds(rows_RR, *replica_pairs(placement), homes, rates, ports)
     else:
-        exchange = transport(loads_of(rows_RR, ports), ports)
-        moves = moves_of(writable(plan.layers[layer].hops_H4), ports)
+        one = layer_plan(cluster, placement) if plan is None else plan.layers[layer]
+        sent_RR = rows_RR if traffic is None else writable(traffic.once.rows)
+        exchange = transport(loads_of(sent_RR, ports), ports)
+        if traffic is not None:
+            exchange.forms[:, 1] += fan_seconds(cluster, traffic)
+        moves = moves_of(writable(one.hops_H4), ports)
         seconds = kernel.compose(exchange, moves, kernel.rows_into(rows_RR), rates)
     moved = 0.0 if previous is None else migration_seconds(cluster, model, previous, placement)
     return cost_of(seconds, moved)

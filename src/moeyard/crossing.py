@@ -8,6 +8,7 @@ import numpy as np
 
 from moeyard.arrays import IntArray, writable
 from moeyard.kernels.place import distinct as kernel
+from moeyard.kernels.place.likely import likely
 
 
 class Served(NamedTuple):
@@ -62,3 +63,18 @@ def served_from(rank: int, runs: tuple[IntArray, IntArray, IntArray, IntArray], 
     first, last = np.searchsorted(src, [rank, rank + 1])
     ptr = np.searchsorted(expert[first:last], np.arange(num_experts + 1))
     return Served(ptr.astype(np.int64, copy=False), host[first:last], rows[first:last])
+
+
+class Likely(NamedTuple):
+    """Rows as they would cross if a token's choices knew nothing of one another: sent, and handed on inside nodes."""
+
+    once_RR: IntArray
+    fan_RR: IntArray
+
+
+def likely_crossing(
+    runs: tuple[IntArray, IntArray, IntArray], top_k: int, ranks_per_node: int, num_ranks: int
+) -> Likely:
+    """Of runs (src, host, rows) of one expert each, from counts alone; top_k: choices of a token."""
+    src, host, rows = (writable(one) for one in runs)
+    return Likely(*likely(src, host, rows, top_k, ranks_per_node, num_ranks))

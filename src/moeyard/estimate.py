@@ -66,8 +66,13 @@ def fan_seconds(cluster: Cluster, traffic: Traffic) -> float:
     """Of the copies that are handed on inside nodes when the rest is done: the busiest scale-up port."""
     if traffic.fan is None:
         return 0.0
-    busiest = max(int(traffic.fan.sum(axis=axis).max()) for axis in (0, 1))
-    return busiest * traffic.row_bytes / cluster.scale_up.bandwidth + cluster.scale_up.latency
+    return traffic.fan_within[1] * traffic.row_bytes / cluster.scale_up.bandwidth + cluster.scale_up.latency
+
+
+def copy_seconds(cluster: Cluster, fan_RR: IntArray, row_bytes: int) -> float:
+    """Of so many copies between ranks of a node."""
+    busiest = max(int(fan_RR.sum(axis=axis).max()) for axis in (0, 1))
+    return busiest * row_bytes / cluster.scale_up.bandwidth + cluster.scale_up.latency if busiest else 0.0
 
 
 def _same_nics(one: Cluster, other: Cluster) -> bool:

@@ -47,37 +47,79 @@ class Traffic:
     def num_ranks(self) -> int:
         return int(self.rows.shape[0])
 
+    @classmethod
+    def of_crossing(cls, once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:
+        """once_RR: rows that are sent; fan_RG: of those that come from other nodes, how many copies each rank hands on to each rank of its
+        node. Counted by kernels, so they are not looked through again: at hundreds of ranks that takes as long as to schedule them."""
+        ranks, per = fan_RG.shape
+        fan_RR = np.zeros((ranks, ranks), np.int64)
+        places = np.arange(ranks)[:, None] // per * per + np.arange(per)
+        np.put_along_axis(fan_RR, places, fan_RG, axis=1)
+        there = np.flatnonzero(fan_RG)
+        if not len(there):
+            return cls._sound(once_RR, row_bytes)
+        made = cls._sound(once_RR + fan_RR, row_bytes, fan_RR)
+        known = {
+            "once": cls._sound(once_RR, row_bytes),
+            "fan_there": (there // per * ranks + places.reshape(-1)[there], fan_RG.reshape(-1)[there]),
+            "fan_within": (per, max(int(fan_RG.sum(axis=1).max()), int(fan_RG.reshape(-1, per, per).sum(axis=1).max()))),
+        }  # fmt: skip
+        vars(made).update(known)
+        return made
+
     @cached_property
     def transposed(self) -> Traffic:
         """The traffic of the way back."""
+        rows = np.ascontiguousarray(self.rows.T)
         if self.fan is None:
-            return Traffic(self.rows.T, self.row_bytes)
-        return Traffic(self.rows.T, self.row_bytes, self.fan.T, not self.back)
+            return self._sound(rows, self.row_bytes)
+        return self._sound(rows, self.row_bytes, np.ascontiguousarray(self.fan.T), not self.back)
 
     @cached_property
     def once(self) -> Traffic:
         """Without the copies: every row that crosses, and every row inside a node that waits for none."""
-        return self if self.fan is None else self._part(self.rows - self.fan)
+        return self if self.fan is None else self._sound(self.rows - self.fan, self.row_bytes)
 
     @cached_property
     def copies(self) -> Traffic:
         """The copies alone."""
-        return self._part(np.zeros_like(self.rows) if self.fan is None else self.fan)
+        return self._sound(np.zeros_like(self.rows) if self.fan is None else self.fan, self.row_bytes)
 
-    def _part(self, rows: IntArray) -> Traffic:
-        """Plain traffic of some of these rows, which were checked."""
-        part = object.__new__(Traffic)
-        values = {"rows": frozen(rows), "row_bytes": self.row_bytes, "fan": None, "back": False}
+    @cached_property
+    def fan_there(self) -> tuple[IntArray, IntArray]:
+        """Where there are copies, as places in the matrix, and how many."""
+        assert self.fan is not None
+        there = np.flatnonzero(self.fan)
+        return there, self.fan.reshape(-1)[there]
+
+    @cached_property
+    def fan_within(self) -> tuple[int, int]:
+        """(ranks of a node, if the copies were counted for nodes, else 0; the most copies into or out of a rank)."""
+        assert self.fan is not None
+        return 0, max(int(self.fan.sum(axis=axis).max()) for axis in (0, 1))
+
+    @classmethod
+    def _sound(
+        cls, rows: IntArray, row_bytes: int, fan: IntArray | None = None, back: bool = False
+    ) -> Traffic:
+        """Of counts that were checked."""
+        made = object.__new__(cls)
+        values = {
+            "rows": frozen(rows),
+            "row_bytes": row_bytes,
+            "fan": None if fan is None else frozen(fan),
+            "back": back,
+        }
         for name, value in values.items():
-            object.__setattr__(part, name, value)
-        return part
+            object.__setattr__(made, name, value)
+        return made
 
     @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that tell traffic apart, in every process alike."""
         if self.fan is not None:  # which is few numbers, inside nodes; the rest is hashed once for both
-            there = np.flatnonzero(self.fan)
-            copies = (b"back" if self.back else b"fan", there.data, self.fan.reshape(-1)[there].data)
+            there, count = self.fan_there
+            copies = (b"back" if self.back else b"fan", there.data, count.data)
             digest = hashlib.sha256(self.once.fingerprint)
             for part in copies:
                 digest.update(part)

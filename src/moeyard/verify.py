@@ -20,7 +20,7 @@ def check_fits(cluster: Cluster, traffic: Traffic) -> None:
             f"traffic is between {traffic.num_ranks} ranks, but the cluster has {cluster.nodes} nodes x "
             f"{cluster.ranks_per_node} = {cluster.num_ranks}"
         )
-    if traffic.fan is not None:
+    if traffic.fan is not None and traffic.fan_within[0] != cluster.ranks_per_node:
         _check_copies(cluster, traffic)
 
 

@@ -64,4 +64,5 @@ def warm_crossing(cluster: Cluster) -> Traffic:
     routing = Routing(np.arange(2 * ranks).reshape(ranks, 1, 2) % ranks)
     served = assign(cluster, routing, Placement.of_homes(np.arange(ranks), ranks))
     rows_of(served.crossing(0), routing.experts[0], 0, cluster.ranks_per_node)
+    served.likely(routing.top_k)
     return served.traffic(_ROW_BYTES, dedup=True)

@@ -127,12 +127,24 @@ def test_the_command_fits_a_screen_and_its_json_has_the_keys(call):
     assert 'yr.Yard(cluster="h200-2x8"' in out
     data = json.loads(call("advise", "h200-2x8", "hot-set:0.7", *MADE, "--json")[1])
     assert {"today_s", "savings", "yard", "memory_bytes", "worth"} <= set(data)
-    assert set(data["savings"]) == {"rails", "fast", "replicas", "domains", "together"}
+    assert set(data["savings"]) == {"rails", "fast", "replicas", "domains", "dedup", "together"}
+    assert "knew nothing of one another" in out
     assert data["worth"] is True
     made = ("--experts", "32", "--top-k", "2", "--tokens", "1024", *MADE[4:])
     status, out, _ = call("advise", "h200-2x8", "balanced", *made)
     assert "little to gain" in out
     assert "Yard" not in out
+
+
+def test_tokens_that_cross_once_are_advised_where_it_is_known_how_many_choices_they_have(call):
+    """Eight choices over two nodes of slow nics: most of what crosses need not."""
+    rest = ("--experts", "32", "--records", "3", "--layers", "1", "--jobs", "1", "--slots", "1", "--json")
+    data = json.loads(call("advise", "lab-2x2", "balanced", "--top-k", "8", "--tokens", "1024", *rest)[1])
+    assert data["savings"]["dedup"] > 0.1 * data["today_s"]
+    assert data["choices"]["together"]["dedup"] == "auto"
+    assert 'dedup="auto"' in data["yard"]
+    one = json.loads(call("advise", "lab-2x2", "balanced", "--top-k", "1", "--tokens", "1024", *rest)[1])
+    assert "dedup" not in one["savings"]
 
 
 def test_loads_of_one_record_are_advised_on_too(call, tmp_path):

@@ -41,6 +41,7 @@ LAYERS = {
         "choices",
         "compare",
         "cost",
+        "dedup",
         "demands",
         "estimate",
         "execute",

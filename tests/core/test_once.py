@@ -305,6 +305,20 @@ def test_more_copies_than_rows_to_copy_are_refused():
         my.assign(TWO, my.Demand([[1]] * 4), my.Placement.of_homes([0], 4)).traffic(8, dedup=True)
 
 
+@settings(max_examples=30)
+@given(task=tasks())
+def test_counts_from_kernels_are_the_same_traffic(task):
+    """What is not looked through again is what would have been found."""
+    made = assigned(task).traffic(64, dedup=True)
+    again = my.Traffic(made.rows, 64, made.fan)
+    for one, other in ((made, again), (made.transposed, again.transposed), (made.once, again.once)):
+        assert one.fingerprint == other.fingerprint
+        assert (one.rows == other.rows).all()
+    if made.fan is not None:
+        assert made.fan_within[1] == again.fan_within[1]
+        assert (made.once.rows + made.copies.rows == made.rows).all()
+
+
 def test_traffic_without_copies_is_plain():
     plain = my.Traffic(ROWS, 8)
     assert my.Traffic(ROWS, 8, 0 * FAN).fan is None

@@ -103,3 +103,19 @@ def test_an_empty_file_is_refused_in_one_line(call, tmp_path):
     assert status == 2
     assert err.count("\n") == 1
     assert "empty.npz: cannot be read as .npz" in err
+
+
+def test_rows_that_cross_once_are_counted(call):
+    plain, once = (
+        json.loads(call("plan", "h200-4x8", "olmoe-64", "--planner", "static", *more, "--json")[1])
+        for more in ((), ("--dedup",))
+    )
+    (each,), (less,) = plain["planners"], once["planners"]
+    assert (once["dedup"], once["top_k"], plain["dedup"]) == ("auto", 8, False)
+    assert each["rows_sent"] == each["rows_plain"] == less["rows_plain"]
+    assert less["rows_sent"] < 0.5 * less["rows_plain"]
+    assert less["dispatch_s"] < 0.8 * each["dispatch_s"]
+    assert less["experts_s"] == each["experts_s"]
+    status, _, said = call("plan", "h200-4x8", "olmoe-64", "--dedup", "--top-k", "0")
+    assert status == 2
+    assert "top-k" in said

@@ -42,7 +42,12 @@ def test_in_float64_the_ranks_are_one_process(found, family):
 
 @pytest.mark.long
 def test_tokens_that_cross_to_a_node_once_change_nothing():
-    cases = ("no replicas + once", "replicas + once")
+    cases = (
+        "no replicas + once",
+        "replicas + once",
+        "no replicas + once + checkpointing",
+        "replicas + once + checkpointing",
+    )
     for rank in play([("families", 4, {"names": FULL, "cases": cases})], 300, prepare="covering_cases")[0]:
         for family in FULL:
             for case in cases:

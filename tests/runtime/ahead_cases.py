@@ -344,8 +344,8 @@ def odd(rank, world):
         first, second = two_layers(yard)
         real = yr.layers.ahead.choose_placement
 
-        def other(cluster, options, demand, home_E):
-            found = real(cluster, options, demand, home_E)
+        def other(cluster, options, demand, home_E, top_k):
+            found = real(cluster, options, demand, home_E, top_k)
             if rank != 2 or isinstance(demand, my.Demand):
                 return found
             return my.Placement.of_homes(home_E, yard.size)

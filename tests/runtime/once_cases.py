@@ -10,6 +10,7 @@ import oracle_cases as cases
 import torch
 import torch.distributed as dist
 from exchange_cases import cluster_of
+from torch.utils.checkpoint import checkpoint
 
 import moeyard as my
 import moeyard.runtime as yr
@@ -24,7 +25,8 @@ def prepare():
 def quick(rank, world, nodes):
     """What CI runs, in one start."""
     found = {
-        name: one(rank, world, nodes) for name, one in (("alike", alike), ("few", few), ("chosen", chosen))
+        name: one(rank, world, nodes)
+        for name, one in (("alike", alike), ("few", few), ("chosen", chosen), ("again", again))
     }
     return found | {
         "refused": refused(rank, world, nodes),
@@ -177,9 +179,38 @@ def chosen(rank, world, nodes):
         ) as yard:
             for top_k in (1, 8):
                 torch.manual_seed(rank)
-                yr.MoELayer(16, 8, 32, top_k, yard)(torch.randn(64, 16))
-                found[rate, top_k] = yard.plans.latest(1)[0].traffic.fan is not None
+                layer, seen = yr.MoELayer(16, 8, 32, top_k, yard), []
+                for _ in range(2):  # the second knows what the first found
+                    layer(torch.randn(64, 16))
+                    seen.append(yard.plans.latest(1)[0].traffic.fan is not None)
+                found[rate, top_k] = seen
     return found
+
+
+def again(rank, world, nodes):
+    """Many tokens, for which it pays, and few, for which it does not, in turn, computed again in the backward pass after the last call:
+    (largest error against rows each for itself, which calls crossed once)."""
+    results, seen = [], []
+    cluster = cluster_of(nodes, world // nodes).but(scale_out=my.Port(1e7, 1e-3))
+    with yr.Yard(cluster=cluster, timeout=60) as yard:
+        layer = yr.MoELayer(16, 8, 32, 8, yard, dtype=torch.float64, seed=3)
+        for dedup, planner, chunks in (
+            (False, "static", 1),
+            ("auto", "static", "auto"),
+            ("auto", "quota", 1),
+        ):
+            spec = my.ModelSpec(row_bytes=128, expert_bytes=4096, expert_flops=1.0, flops=1e4, layers=1)
+            yard.choose(dedup=dedup, planner=planner, slots=1, chunks=chunks, model=spec)
+            layer.zero_grad()
+            generator, outputs = torch.Generator().manual_seed(rank), []
+            for tokens in (64, 2, 64, 2):
+                x = torch.randn(tokens, 16, generator=generator, dtype=torch.float64)
+                outputs.append(checkpoint(layer, x.requires_grad_(), use_reentrant=False))
+                seen.append(any(one.traffic.fan is not None for one in yard.plans.latest(1)))
+            sum((y**2).sum() for y in outputs).backward()
+            results.append([*outputs, layer.gate_up.grad, layer.down.grad, layer.router.weight.grad])
+    errors = [oracle.relative(b, a) for other in results[1:] for a, b in zip(results[0], other, strict=True)]
+    return float(np.max(errors)), seen
 
 
 def refused(rank, world, nodes):

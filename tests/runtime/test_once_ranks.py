@@ -27,7 +27,14 @@ def test_ranks_without_tokens_take_part(found):
 def test_auto_takes_it_where_it_pays(found):
     """Not for one choice, and not where latencies are all there is."""
     wanted = {(1e8, 1): False, (1e8, 8): True, (50e9, 1): False, (50e9, 8): False}
-    assert all(one["chosen"] == wanted for one in found)
+    assert all(one["chosen"] == {case: [pays, pays] for case, pays in wanted.items()} for one in found)
+
+
+def test_a_recomputed_forward_crosses_as_the_first(found):
+    for error, crossed in (one["again"] for one in found):
+        assert error < 1e-9
+        assert crossed[:8] == [False] * 4 + [True, False, True, False]
+        assert not any(crossed[9::2])  # with replicas too, few tokens do not
 
 
 def test_what_is_wrong_is_told_to_all(found):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from moeyard.advise import IDEAS, WORTH, Advice, Choice, one_step, sample
 from moeyard.advise import advise as make_advice
@@ -61,7 +62,7 @@ def run(
     status = Console(stderr=True, highlight=False)
     with status.status("replaying; usually half a minute") as bar:
         advice = make_advice(
-            case.cluster, case.trace, case.model, forecast=forecast, slots=slots, overlap=overlap,
+            case.cluster, case.trace, case.model, forecast=forecast, slots=slots, overlap=overlap, top_k=case.top_k,
             jobs=jobs or os.cpu_count() or 1, watch=lambda said: bar.update(f"replaying: {said}"),
         )  # fmt: skip
         if out is not None:
@@ -80,7 +81,7 @@ def _write_page(out: Path, case: Case, advice: Advice, cluster: str, forecast: s
     from moeyard.report.advice import advice_page
 
     part, _ = sample(case.trace)
-    base = Job(case.cluster, part, case.model, forecast=forecast, overlap=overlap)
+    base = Job(case.cluster, part, case.model, forecast=forecast, overlap=overlap, top_k=case.top_k or 1)
     steps = {
         "today": one_step(base, advice.today),
         "together": one_step(base, advice.together),
@@ -107,7 +108,8 @@ def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
         "bound_s": advice.bound_s,
         "step_s": {name: choice.step_s for name, choice in ways.items()} | {"counts_known": advice.known.step_s},
         "choices": {
-            name: {"planner": c.planner, "scheduler": c.scheduler, "slots": c.slots} for name, c in ways.items()
+            name: {"planner": c.planner, "scheduler": c.scheduler, "slots": c.slots, "dedup": c.how_dedup}
+            for name, c in ways.items()
         },
         "forecast": {"method": forecast, "error": advice.error},
         "not_below_tokens_share": advice.least_tokens,
@@ -150,6 +152,8 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
     )
     if advice.balanced:
         out.print("the routing is balanced: schedules and replicas have little to gain here")
+    if case.cluster.nodes > 1 and case.top_k is None:
+        out.print("dedup: not told how many experts a token chooses; --top-k or --model says it")
     if not advice.worth:
         out.print(
             f"little to gain: at most {max(0.0, advice.saving(both)):.0%} of a step; below {WORTH:.0%} a model promises nothing. Stay with what you have.",
@@ -157,9 +161,14 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
         )
     else:
         _what_to_do(out, case, advice, cluster, forecast)
+    rule = (
+        f"; dedup: as if the {case.top_k} choices of a token knew nothing of one another"
+        if "dedup" in advice.alone
+        else ""
+    )
     out.print(
         f"all times {CLOSED_FORM}, of {advice.records} records and {advice.layers} layers scaled to {case.model.layers}; gathers and "
-        f"reduces {'hidden' if overlap else 'not hidden'} behind compute; planning {show_seconds(both.plan_s)} a layer here ({CLOCKED}), not in it"
+        f"reduces {'hidden' if overlap else 'not hidden'} behind compute; planning {show_seconds(both.plan_s)} a layer here ({CLOCKED}), not in it{rule}"
     )
 
 
@@ -184,14 +193,14 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
     if advice.least_tokens is not None:
         where.append(f"at 1/{round(1 / advice.least_tokens)} of these tokens or fewer")
     out.print(f"would not pay: {'; '.join(where) or 'nothing found'}")
-    out.print("switch on:")
-    out.print(f"  {both.yard(cluster)}", style="bold", soft_wrap=True)
+    out.print(f"switch on: [bold]{escape(both.yard(cluster))}[/]", soft_wrap=True)
 
 
 NOTHING = 0.02  # share of a step
 
 
 def _how(choice: Choice) -> str:
+    once = ", once" if choice.dedup else ""
     if choice.planner == "static":
-        return f"scheduler {choice.scheduler}"
-    return f"{choice.planner}, {choice.slots} slots, {choice.scheduler}"
+        return f"scheduler {choice.scheduler}{once}"
+    return f"{choice.planner}, {choice.slots} slots, {choice.scheduler}{once}"

@@ -10,22 +10,23 @@ import typer
 from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.errors import UnknownName, suggest
+from moeyard.errors import MoeyardError, UnknownName, suggest
 from moeyard.fold import fold
 from moeyard.formats import load_cluster, load_demand
 from moeyard.formats.arrays import read_arrays
 from moeyard.formats.clusters import cluster_data
-from moeyard.formats.models import load_model, model_names
+from moeyard.formats.models import load_model, model_config, model_names
 from moeyard.formats.placements import save_placement
 from moeyard.formats.traces import find_trace, trace_names
 from moeyard.kernels.build import prepare
 from moeyard.model import STAND_IN, ModelSpec
+from moeyard.model import top_k as top_k_of
 from moeyard.planners.compare import Plan, compare_planners
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.units import parse_bytes, show_bytes, show_seconds
 
 _MODELLED = (
-    "bound_s", "time_s", "x_bound", "balancedness", "gathered_bytes", "migrated_bytes", "dispatch_s", "experts_s",
+    "bound_s", "time_s", "x_bound", "balancedness", "gathered_bytes", "migrated_bytes", "rows_sent", "rows_plain", "dispatch_s", "experts_s",
     "exposed_gather_s", "exposed_reduce_s",
 )  # fmt: skip
 
@@ -59,6 +60,17 @@ def run(
     ] = None,
     record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = -1,
     layer: Annotated[int, typer.Option(help="Layer of a trace.")] = 0,
+    dedup: Annotated[
+        bool,
+        typer.Option(
+            "--dedup",
+            help="A token crosses to a node once, where that pays: --top-k, the model or the trace says of how many choices.",
+        ),
+    ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="Experts that a token chooses; default what the model or the trace says."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the best placement to this JSON file.")] = None,
 ) -> None:
@@ -75,7 +87,10 @@ def run(
         fits = int(min(parse_bytes(memory) // spec.expert_bytes, asked.num_experts))
         slots = fits if slots is None else min(slots, fits)
     prepare("plan")
-    plans = compare_planners(machines, asked, planners=planner, policy=policy, slots=slots, model=spec)
+    chosen = _choices(demand, model, top_k) if dedup else 1
+    plans = compare_planners(
+        machines, asked, planners=planner, policy=policy, slots=slots, model=spec, dedup="auto" if dedup else False, top_k=chosen
+    )  # fmt: skip
     best = min(plans, key=lambda plan: plan.cost.total)
     if save is not None:
         save_placement(best.placement, save)
@@ -83,9 +98,15 @@ def run(
         print_json(
             _data(machines, asked, spec, slots, plans, best)
             | {"model": model, "model_assumed": model is None, "folded": folded or None}
+            | {"dedup": "auto" if dedup else False, "top_k": chosen if dedup else None}
         )
     else:
         _show(machines, asked, spec, plans, best, save)
+        if dedup:
+            console().print(
+                f"rows between nodes, {best.placement.planner}: {best.rows_sent} sent of {best.rows_plain}, if the {chosen} choices of a token know "
+                f"nothing of one another"
+            )
         if folded:
             console().print(f"folded: {folded}")
         if model is None:
@@ -95,11 +116,28 @@ def run(
             )
 
 
+def _choices(source: str, model: str | None, given: int | None) -> int:
+    """Of a token."""
+    said = given or (None if model is None else top_k_of(model_config(model)))
+    if said is None and _recorded(source):
+        said = find_trace(source).meta.get("top_k")
+    if type(said) is not int or said < 1:
+        raise MoeyardError(
+            f"--dedup: {source} does not say how many experts a token chooses; add --top-k or --model"
+        )
+    return said
+
+
+def _recorded(source: str) -> bool:
+    suffix = Path(source).suffix
+    named = source in trace_names() or suffix in (".jsonl", ".pt")
+    return named or (suffix == ".npz" and "counts" in read_arrays(source))
+
+
 def read_demand(source: str, ranks: int, record: int, layer: int) -> tuple[Demand, str]:
     """From a trace, by name or if the file holds one, folded onto so many ranks; else rows[rank, expert]. And how it was folded."""
     suffix = Path(source).suffix
-    recorded = suffix in (".jsonl", ".pt") or (suffix == ".npz" and "counts" in read_arrays(source))
-    if source in trace_names() or recorded:
+    if _recorded(source):
         trace = fold(find_trace(source), ranks)
         return trace.demand(record, layer), str(trace.meta.get("folded", ""))
     if not suffix and not Path(source).exists():
@@ -132,6 +170,8 @@ def _data(
                 "copies": plan.placement.copies,
                 "gathered_bytes": plan.gathered_bytes,
                 "migrated_bytes": plan.migrated_bytes,
+                "rows_sent": plan.rows_sent,
+                "rows_plain": plan.rows_plain,
                 "time_s": plan.cost.total,
                 "dispatch_s": plan.cost.dispatch,
                 "experts_s": plan.cost.expert_forward + plan.cost.expert_backward,

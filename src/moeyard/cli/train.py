@@ -79,6 +79,7 @@ def run(
     scheduler: Annotated[str, typer.Option(help="Of moeyard: how rows cross the network.")] = "auto",
     slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
     codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, residual:N, lossless; bits:1,1=pick:8 where layers differ.")] = "bits:1",
+    dedup: Annotated[str, typer.Option(help="Of moeyard, but for modes plain and direct: a token crosses to a node once. off, on, or auto: where it pays.")] = "off",
     compute: Annotated[float | None, typer.Option(help="Emulate accelerators of this many expert rows per second; default: what the lab says; 0: do not.")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -107,7 +108,7 @@ def run(
     mode = mode or [_usual(lab)]
     options = Options(
         out=str(out.resolve()), modes=modes_of(mode), turn=turn, links=links, refine=refine, steps=steps, warmup=min(2, steps - 1), batch=batch, length=length, family=family,
-        config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots, codec=codec,
+        config=_fields(set_ or []), text=text, skew=skew, planner=planner, scheduler=scheduler, slots=slots, codec=codec, dedup=dedup,
         compute=_rate(lab, compute), learning_rate=learning_rate, seed=seed, checkpoint_every=checkpoint_every, resume=resume,
         remeasure_every=remeasure_every, timeout=timeout, device=device, share_gpu=share_gpu, dtype=dtype,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
 from moeyard.cost import step_floor
+from moeyard.dedup import check_dedup
 from moeyard.errors import InvalidDemand, MoeyardError, UnknownName
 from moeyard.forecast import FORECASTS
 from moeyard.model import ModelSpec
@@ -29,7 +30,8 @@ class Job:
 
     forecast: what a placement is made from: the last records as the runtime takes them (ahead); the last one, an average (ema) or
     a trend, each as if it were certain; or oracle, the record itself.
-    network: where exchange times come from, as in `layer_times`. overlap: gathers and reduces hide behind compute.
+    network: where exchange times come from, as in `layer_times`. overlap: gathers and reduces hide behind compute. dedup: rows of tokens with
+    top_k choices cross to a node once, or "auto" where that pays; which are of one token is not in a trace, so it is taken as likely.
     """
 
     cluster: Cluster
@@ -41,6 +43,8 @@ class Job:
     slots: int | None = None
     network: Network = "estimate"
     overlap: bool = True
+    dedup: bool | str = False
+    top_k: int = 1
 
     def __post_init__(self) -> None:
         if self.trace.num_ranks != self.cluster.num_ranks:
@@ -57,6 +61,7 @@ class Job:
             raise UnknownName.of("forecast", self.forecast, METHODS)
         if self.network not in NETWORKS:
             raise UnknownName.of("network model", self.network, NETWORKS)
+        check_dedup(self.dedup)
 
     def policy(self, planner: str) -> str:
         """Which copy serves a row: as the planner means it."""
@@ -85,4 +90,5 @@ class Job:
             "slots": self.slots,
             "network": self.network,
             "overlap": self.overlap,
+            **({"dedup": self.dedup, "top_k": self.top_k} if self.dedup else {}),
         }

@@ -10,6 +10,7 @@ import numpy as np
 from moeyard.arrays import IntArray
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
+from moeyard.dedup import model_for_planners
 from moeyard.demand import Demand
 from moeyard.forecast import forecast
 from moeyard.migration import Migration
@@ -36,6 +37,8 @@ class Task:
     slots: int | None
     network: Network
     previous: Placement | None
+    dedup: bool | str = False
+    top_k: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,16 @@ def replay_layer(task: Task) -> tuple[list[Moment], Placement]:
         served = assign(task.cluster, truth, placement, task.policy, model=task.model)
         took = time.perf_counter() - began
         times = tuple(
-            layer_times(task.cluster, task.model, placement, served, network=task.network, scheduler=name)
+            layer_times(
+                task.cluster,
+                task.model,
+                placement,
+                served,
+                network=task.network,
+                scheduler=name,
+                dedup=task.dedup,
+                top_k=task.top_k,
+            )
             for name in task.schedulers
         )
         wrong = np.nan if guess is None else float(np.abs(guess.rows - truth.rows).sum()) / 2
@@ -103,8 +115,7 @@ def _place(task: Task, guess: Demand | None, past: list[Demand], previous: Place
     homes = static_homes(experts, task.cluster.num_ranks)
     if guess is None:
         return Placement.of_homes(homes, task.cluster.num_ranks, "static")
+    model = model_for_planners(task.cluster, task.model, guess, homes, task.dedup, task.top_k)
     if task.forecast == AHEAD:
-        return place(
-            task.cluster, past[-RECENT:], task.planner, slots=task.slots, model=task.model, home_E=homes
-        )
-    return place(task.cluster, guess, task.planner, slots=task.slots, model=task.model, previous=previous)
+        return place(task.cluster, past[-RECENT:], task.planner, slots=task.slots, model=model, home_E=homes)
+    return place(task.cluster, guess, task.planner, slots=task.slots, model=model, previous=previous)

@@ -143,6 +143,8 @@ def _task(job: Job, state: Progress, last: int, planner: int, layer: int) -> Tas
         slots=job.slots,
         network=job.network,
         previous=state.previous.get((planner, layer)),
+        dedup=job.dedup,
+        top_k=job.top_k,
     )
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
+from moeyard.dedup import check_dedup
 from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
@@ -53,8 +54,7 @@ class Options:
         check_choices(self.scheduler, self.planner, self.policy)
         if self.chunks not in (1, 2, "auto"):
             raise UnknownName.of("chunks", str(self.chunks), ("1", "2", "auto"))
-        if self.dedup not in (True, False, "auto"):
-            raise UnknownName.of("dedup", str(self.dedup), ("True", "False", "auto"))
+        check_dedup(self.dedup)
         object.__setattr__(self, "codec", written(self.codec))
         if self.most_rows is not None and self.most_rows < 1:
             raise InvalidCluster(

@@ -30,6 +30,7 @@ from moeyard.arrays import FloatArray, IntArray
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import chunks_worth, half_exchange
+from moeyard.dedup import pays
 from moeyard.errors import InvalidModel, InvalidPlacement
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
@@ -57,6 +58,8 @@ def simulate_step(
     planning: float = 0.0,
     plan_ahead: bool = True,
     chunks: int | str = 1,
+    dedup: bool | str = False,
+    top_k: int = 1,
     times: LayerTimes | None = None,
 ) -> StepTimeline:
     """Run one step: a placement and assignment per MoE layer, or one of each for all `model.layers`; or a `StepPlan`, which says
@@ -66,6 +69,7 @@ def simulate_step(
     after the experts' backward, in the foreground. `pipelined`: the experts' compute runs under both exchanges, as with
     infinitely many chunks. `ahead=None`: no limit. `planning`: seconds per layer; `plan_ahead=False` puts them before
     the dispatch they plan. `chunks`: in how many parts a layer's tokens go, 1 or 2; "auto": in whichever `cost.chunks_worth` says.
+    `dedup`: rows of tokens with `top_k` choices cross to a node once, or "auto" where it pays; those are sent in one part.
     Every micro-batch has the same demand. `times`: those of every layer, if known already.
     """
     if micro_batches < 1:
@@ -82,6 +86,8 @@ def simulate_step(
                 network=network,
                 scheduler=scheduler,
                 compression=compression,
+                dedup=dedup,
+                top_k=top_k,
             )
     return run_step(
         cluster,
@@ -96,7 +102,7 @@ def simulate_step(
         resident=plan.resident,
         planning=planning,
         plan_ahead=plan_ahead,
-        halves=[_halved(cluster, model, one, chunks) for one in served],
+        halves=[_halved(cluster, model, one, chunks, dedup, top_k) for one in served],
     )
 
 
@@ -138,7 +144,11 @@ def run_step(
     return step.clock.finish()
 
 
-def _halved(cluster: Cluster, model: ModelSpec, served: Assignment, chunks: int | str) -> float | None:
+def _halved(
+    cluster: Cluster, model: ModelSpec, served: Assignment, chunks: int | str, dedup: bool | str, top_k: int
+) -> float | None:
+    if pays(cluster, dedup, served, top_k, model.row_bytes):
+        return None  # a part's copies follow its own rows, so no part hides behind another
     count = chunks_worth(cluster, model, served) if chunks == "auto" else int(chunks)
     return half_exchange(cluster, model, served) if count == 2 else None
 

@@ -11,8 +11,9 @@ from moeyard.arrays import FloatArray, writable
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import ports_of, rates_of
+from moeyard.dedup import likely_traffic
 from moeyard.errors import UnknownName
-from moeyard.estimate import estimate
+from moeyard.estimate import estimate, fan_seconds
 from moeyard.kernels.step import gather as tree
 from moeyard.kernels.step import transport as kernel
 from moeyard.model import ModelSpec
@@ -48,26 +49,31 @@ def layer_times(
     network: Network = "simulate",
     scheduler: str = "auto",
     compression: float = 1.0,
+    dedup: bool | str = False,
+    top_k: int = 1,
 ) -> LayerTimes:
     """The times of one layer: of its plan, or of a placement with the plan that `plan_step` makes for it.
 
     `ports`: the most loaded port, as in `step_cost`. `estimate` and `simulate`: the dispatch is planned by `scheduler`, the
-    combine is its schedule reversed; each tier of a gather or reduce is an exchange of its own, planned likewise.
+    combine is its schedule reversed; each tier of a gather or reduce is an exchange of its own, planned likewise. `dedup`: rows of tokens
+    with `top_k` choices cross to a node once, or "auto" where that pays.
     """
     if network not in NETWORKS:
         raise UnknownName.of("network model", network, NETWORKS)
     ports, rates = ports_of(cluster), rates_of(cluster, model, compression=compression)
     layer = placement if isinstance(placement, LayerPlan) else layer_plan(cluster, placement)
-    exchange = kernel.transport(kernel.loads_of(writable(assignment.rows_RR), ports), ports)
+    traffic = likely_traffic(cluster, dedup, assignment, top_k, model.row_bytes)
+    exchange = kernel.transport(kernel.loads_of(writable(traffic.once.rows), ports), ports)
     level = exchange.level
     if network == "ports":
-        seconds = np.full(cluster.num_ranks, kernel.fastest(exchange.forms, rates.row_bytes))
+        took = kernel.fastest(exchange.forms, rates.row_bytes) + fan_seconds(cluster, traffic)
+        seconds = np.full(cluster.num_ranks, took)
         moves = tree.moves_of(writable(layer.hops_H4), ports)
         gather = tree.gather_seconds(moves, rates.gather_bytes, rates.wan_gather_bytes, rates.coding_seconds)
         return LayerTimes(seconds, seconds, level, gather, tree.tier_seconds(moves.forms, rates.reduce_bytes))
     out, back = np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks)
     if level:
-        plan = schedule(cluster, assignment.traffic(model.row_bytes), scheduler)
+        plan = schedule(cluster, traffic, scheduler)
         out, back = (finished(cluster, one, network) for one in (plan, plan.reversed()))
     gather, reduce = np.zeros(3), np.zeros(3)
     sizes = rates.gather_bytes, rates.gather_bytes, rates.wan_gather_bytes

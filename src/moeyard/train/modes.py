@@ -8,6 +8,7 @@ from typing import Any
 from moeyard.errors import UnknownName
 
 _HOME = {"planner": "static", "policy": "home"}
+_EACH = {"dedup": False}  # every row for itself
 _BEFORE = {"ahead": False, "chunks": 1}  # all in the foreground
 _PARTS = {
     "ahead": False,
@@ -23,13 +24,16 @@ CODEC = "bits:1"  # of modes that have one, unless another is asked for
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (
         "expert parallelism by all_to_all_single, experts at home",
-        {"scheduler": "direct", **_HOME, "transport": "collective"},
+        {"scheduler": "direct", **_HOME, **_EACH, "transport": "collective"},
     ),
-    "direct": ("each row on its destination's rail, experts at home", {"scheduler": "direct", **_HOME}),
+    "direct": (
+        "each row on its destination's rail, experts at home",
+        {"scheduler": "direct", **_HOME, **_EACH},
+    ),
     "home": ("planned exchanges, experts at home", _HOME),
     "replicas": (
         "replicas of hot experts, each row on its destination's rail, in the foreground",
-        {"scheduler": "direct", **_BEFORE},
+        {"scheduler": "direct", **_EACH, **_BEFORE},
     ),
     "shadow": (
         "planned exchanges; hot experts shadowed on every rank, in the foreground",

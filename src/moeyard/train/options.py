@@ -13,6 +13,7 @@ from moeyard.train.modes import CODEC, CODED, MODES
 LINKS = ("measure", "nominal")
 
 DEVICES = ("auto", "cpu", "cuda")
+DEDUP = {"off": False, "on": True, "auto": "auto"}  # as a yard is told
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a value
 
 
@@ -35,6 +36,7 @@ class Options:
     policy: str = "quota"
     slots: int | None = 1
     codec: str = CODEC  # of the modes that have one
+    dedup: str = "off"  # a token crosses to a node once: on, off, or auto where it pays
     compute: float | None = None  # rows per second of an emulated accelerator; None: as fast as it goes
     learning_rate: float = 1e-3
     clip: float = 1.0
@@ -63,7 +65,7 @@ class Options:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
         if self.links not in LINKS:
             raise UnknownName.of("kind of links", self.links, LINKS)
-        for what, known in (("device", DEVICES), ("dtype", DTYPES)):
+        for what, known in (("device", DEVICES), ("dtype", DTYPES), ("dedup", DEDUP)):
             if getattr(self, what) not in known:
                 raise UnknownName.of(what, getattr(self, what), known)
         check_choices(self.scheduler, self.planner, self.policy)
@@ -79,6 +81,7 @@ class Options:
             "planner": self.planner,
             "policy": self.policy,
             "slots": self.slots,
+            "dedup": DEDUP[self.dedup],
         }
         coded = {"codec": self.codec} if mode in CODED else {}
         return own | MODES[mode][1] | coded

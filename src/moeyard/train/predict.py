@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeyard.assign import assign
+from moeyard.model import top_k
 from moeyard.runtime import expert_modules
 from moeyard.runtime.agree.ahead import RECORDS
 from moeyard.runtime.layers.ahead import choose_placement
@@ -40,17 +41,19 @@ def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, fl
     cluster, options = trainer.yard.cluster, trainer.yard.options
     spec = options.costed or trainer.spec
     said = trainer.demands.steps
-    hosts, jobs = [], []
+    hosts, jobs, choices = [], [], top_k(trainer.model.config)
     for layer, (_, module) in enumerate(expert_modules(trainer.model)):
         past = [said[one][layer] for one in range(step - RECORDS, step) if one in said]
         known = past if options.plans_ahead and past else said[step][layer]
         share: Any = module.expert_share
-        hosts.append(choose_placement(cluster, options, known, share.home_E))
+        hosts.append(choose_placement(cluster, options, known, share.home_E, choices))
         jobs.append(assign(cluster, said[step][layer], hosts[-1], options.policy, model=spec))
     how: dict[str, Any] = {
         "scheduler": options.scheduler,
         "planning": planning / len(jobs),
         "plan_ahead": False,
+        "dedup": options.dedup,
+        "top_k": choices,
     }
     timeline = simulate_step(
         cluster, spec, hosts, jobs, overlap=options.plans_ahead, chunks=options.chunks, **how

@@ -41,6 +41,7 @@ class _Site:
     history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
     coming: Future[Coming] | None = None
     used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)
+    crossed: bool = False
 
 
 class Forecasts:
@@ -101,6 +102,14 @@ class Forecasts:
         one = self._sites.setdefault(site, _Site())
         one.history.append(demand)
         return one
+
+    def crossed(self, site: int) -> bool:
+        """Whether rows of this site's last call crossed to a node once."""
+        found = self._sites.get(site)
+        return found is not None and found.crossed
+
+    def note_crossing(self, site: int, crossed: bool) -> None:
+        self._sites.setdefault(site, _Site()).crossed = crossed
 
     def past(self, site: int) -> tuple[Demand, ...]:
         """The counts of this site's last calls, oldest first."""

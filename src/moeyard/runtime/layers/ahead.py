@@ -26,9 +26,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from moeyard.arrays import IntArray
 from moeyard.assign import assign
 from moeyard.cluster import Cluster
+from moeyard.dedup import likely_traffic, model_for_planners
 from moeyard.demand import Demand
 from moeyard.placement import Placement
 from moeyard.planners import place
+from moeyard.planners.static import static_homes
 from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
@@ -112,8 +114,9 @@ class _Begun:
 class Call:
     """One call of a layer on a yard that plans ahead."""
 
-    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray, row_bytes: int) -> None:
-        self.yard, self.layer, self.home_E, self.row_bytes = yard, layer, home_E, row_bytes
+    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray, row_bytes: int, top_k: int = 1) -> None:
+        """top_k: choices of a token whose rows may cross to a node once."""
+        self.yard, self.layer, self.home_E, self.rows = yard, layer, home_E, (row_bytes, top_k)
         self.again = recomputing()
         self._begun: _Begun | None = None
         self._coming: Coming | None = None
@@ -157,7 +160,7 @@ class Call:
         return self._coming.placement, None if self._begun is None or stale else self._begun.ahead
 
     def _planned_now(self, demand: Demand) -> Placement:
-        return choose_placement(self.yard.cluster, self.yard.options, demand, self.home_E)
+        return choose_placement(self.yard.cluster, self.yard.options, demand, self.home_E, self.rows[1])
 
     def served(self, demand: Demand, placement: Placement, begun: Ahead | None) -> Ahead | None:
         """Plan this layer's next call, and begin the gather of the next layer's. Gives this layer's own gather, begun now if it was not."""
@@ -170,7 +173,7 @@ class Call:
         elif placement.copies:  # before the next layer's: their memory is used in turn
             begun = gather_now(yard, placement, layer.stacks, layer.dtype, layer.name, layer.site)
         workspace.known[layer.site] = _Known.of(layer)
-        way = _Planner(yard, layer, self.home_E, self.row_bytes)
+        way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
         if self._next is not None and self._next[0] > layer.site:
             begin(yard, *self._next)
@@ -180,13 +183,14 @@ class Call:
 class _Planner:
     """From past counts to hosts and the exchanges of their experts. Runs on a thread beside the training: it reads, and calls nobody."""
 
-    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray, row_bytes: int) -> None:
+    def __init__(self, yard: Hosts, layer: Layer, home_E: IntArray, rows: tuple[int, int]) -> None:
+        """rows: bytes of a row, and how many choices a token has."""
         self.cluster, self.options, self.rank, self.home_E = yard.cluster, yard.options, yard.rank, home_E
-        self.row_bytes = row_bytes
+        self.row_bytes, self.top_k = rows
         self.width, self.itemsize, self.waves = layer.width, layer.dtype.itemsize, yard.behind.waves
 
     def __call__(self, history: Sequence[Demand]) -> Coming:
-        placement = choose_placement(self.cluster, self.options, history, self.home_E)
+        placement = choose_placement(self.cluster, self.options, history, self.home_E, self.top_k)
         copies = Copies.of(self.cluster, placement, self.rank)
         cut = copies.cut(self.width, self.itemsize, self.cluster, self.waves)
         plans = copies.plans(
@@ -204,7 +208,8 @@ class _Planner:
         if options.scheduler != "auto":
             return options.scheduler
         served = assign(self.cluster, demand, placement, options.policy, model=options.costed)
-        return schedule(self.cluster, served.traffic(self.row_bytes), "auto").scheduler
+        traffic = likely_traffic(self.cluster, options.dedup, served, self.top_k, self.row_bytes)
+        return schedule(self.cluster, traffic, "auto").scheduler
 
 
 def begin(yard: Hosts, site: int, coming: Coming) -> None:
@@ -245,13 +250,23 @@ def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 
 def choose_placement(
-    cluster: Cluster, options: Options, demand: Demand | Sequence[Demand], home_E: IntArray
+    cluster: Cluster, options: Options, demand: Demand | Sequence[Demand], home_E: IntArray, top_k: int = 1
 ) -> Placement:
     """What the planner says for this demand, or for the one after those, with the homes where the masters are: they do not move inside
-    a step."""
+    a step. top_k: choices of a token whose rows may cross to a node once."""
     ranks = cluster.num_ranks
     if options.planner == "static":
         return Placement.of_homes(home_E, ranks, "static")
     if options.planner == "domains" and isinstance(demand, Demand):
         demand = [demand]  # one asks for a rehearsal, which takes longer than the step that waits for it
-    return place(cluster, demand, options.planner, options.slots, options.costed, home_E=home_E)
+    model, newest = options.costed, demand if isinstance(demand, Demand) else demand[-1]
+    if model is not None:
+        model = model_for_planners(cluster, model, newest, home_E, options.dedup, top_k)
+    return place(cluster, demand, options.planner, options.slots, model, home_E=home_E)
+
+
+def homes_of(home_E: IntArray | None, placement: Placement | None, num_experts: int, ranks: int) -> IntArray:
+    """As told, as the placement has them, or spread evenly."""
+    if home_E is not None:
+        return home_E
+    return static_homes(num_experts, ranks) if placement is None else placement.home_E

@@ -17,9 +17,9 @@ import torch
 from moeyard.arrays import IntArray
 from moeyard.assignment import Assignment
 from moeyard.cost import chunks_worth
+from moeyard.dedup import may_cross_once
 from moeyard.demand import Demand
 from moeyard.placement import Placement
-from moeyard.runtime.layers import crossing
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.autograd import Leaving, send_rows
 from moeyard.runtime.layers.counted import Together
@@ -64,9 +64,8 @@ def through_experts(
     """x through the experts that index names, summed with the weights or plainly, in dtype `out`. told: hears the demand."""
     wanted = yard.options.chunks
     once = None
-    if crossing.wanted(yard, index_TK.shape[1]):
+    if may_cross_once(yard.cluster, yard.options.dedup, index_TK.shape[1]):
         once = Together(weights_TK is not None and weights_TK.requires_grad)
-        wanted = 1 if wanted == "auto" else wanted  # how many parts pay is not known of rows that cross once
     routes = plan_dispatch(
         x_TD,
         index_TK,

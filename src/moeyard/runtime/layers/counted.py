@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from moeyard.arrays import IntArray
+from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.faults import flaws
 from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.device import to_host
 
 _NONE: IntArray = np.empty((0, 0), np.int64)
@@ -30,6 +33,15 @@ class Counted(NamedTuple):
     def order(self, index_TK: torch.Tensor) -> torch.Tensor:
         """Of the rows, by expert."""
         return torch.argsort(index_TK.reshape(-1), stable=True) if self.order_ is None else self.order_
+
+
+def together(parts: Sequence[Counted]) -> Counted:
+    """Of all tokens, from parts of them that were counted on the host."""
+    if len(parts) == 1:
+        return parts[0]
+    flaw = next((part.flaw for part in parts if part.flaw is not None), None)
+    rows_E: IntArray = np.sum([part.rows_E for part in parts], axis=0)
+    return Counted(rows_E, flaw, None, np.concatenate([part.expert_TK for part in parts]))
 
 
 def count(index_TK: torch.Tensor, num_experts: int, on_host: bool) -> Counted:
@@ -61,3 +73,9 @@ def _on_device(chosen: torch.Tensor, num_experts: int) -> Counted:
         Flaw(flaws.EXPERT_RANGE, int(host[num_experts + 1]), num_experts - 1) if host[num_experts] else None
     )
     return Counted(host[:num_experts].copy(), flaw, order, _NONE)
+
+
+def about(x_TD: torch.Tensor, layer: Layer, row_bytes: int, weights: bool) -> dict[str, int]:
+    """What must be alike on all ranks; weights: they travel, and want gradients."""
+    grad = torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains + 4 * weights)
+    return {"row_bytes": row_bytes, "dtype": dtype_code(x_TD.dtype), "grad": grad, "site": layer.site}

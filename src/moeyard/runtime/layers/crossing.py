@@ -3,10 +3,15 @@
 the choices on the host --> crossing --> rows to each rank, copies that they make there --> traffic --> plan
                                              ride with the counts where no expert has replicas,
                                              else in a gather of their own: which host serves a row follows from the counts
+
+Whether it pays follows from this call's counts alone, by a rule: as if a token's choices knew nothing of one another. So nothing is
+looked at, sent or waited for where it does not, and a forward that autograd recomputes decides alike. Where it did at the last call of a layer,
+the choices come to the host with the counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,18 +19,18 @@ import numpy as np
 import torch
 
 from moeyard.arrays import IntArray
-from moeyard.assignment import Assignment, fanned_traffic
-from moeyard.cost import exchange_seconds
+from moeyard.assignment import Assignment
 from moeyard.crossing import Crossing, Served, crossing_of, rows_of, served_from
-from moeyard.estimate import fan_seconds
+from moeyard.dedup import pays, quicker
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.block.compiled import recomputing
 from moeyard.runtime.block.routing import Routing
+from moeyard.runtime.layers.counted import Counted
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.roles import Hosts
 from moeyard.traffic import Traffic
 
-WORTH = 0.8  # of the time of rows each for itself, from which on crossing once is worth it: packing, copies and sums cost the host
 SHORT = 2**15  # slots that a short integer tells apart
 
 
@@ -42,15 +47,24 @@ class Once:
     place: int  # of this rank in its node
 
 
-def wanted(yard: Hosts, top_k: int) -> bool:
-    """Whether rows may cross once: alike on all ranks. A token with one choice crosses once anyway, as does one inside a node."""
-    return bool(yard.options.dedup) and top_k > 1 and yard.cluster.nodes > 1
+def looked_for(yard: Hosts, site: int) -> bool:
+    """Whether the choices of this call, which may cross once, come to the host with the counts: where the last ones did cross so."""
+    return yard.options.dedup is True or yard.forecasts.crossed(site)
 
 
-def homes_only(home_E: IntArray) -> Served:
-    """All rows to the home."""
+def decide(yard: Hosts, site: int, served: Assignment, top_k: int, row_bytes: int) -> bool:
+    """Whether this call's rows cross to a node once: from its counts, so that a recomputed forward says the same. Kept for the next."""
+    found = pays(yard.cluster, yard.options.dedup, served, top_k, row_bytes)
+    if site and not recomputing():
+        yard.forecasts.note_crossing(site, found)
+    return found
+
+
+def cross_at_home(yard: Hosts, home_E: IntArray, parts: Sequence[Counted]) -> list[Crossing]:
+    """Of parts of the tokens, all rows to the home."""
     experts = len(home_E)
-    return Served(np.arange(experts + 1), np.asarray(home_E, np.int64), np.zeros(experts, np.int64))
+    served = Served(np.arange(experts + 1), np.asarray(home_E, np.int64), np.zeros(experts, np.int64))
+    return [cross(yard, part.expert_TK, served) for part in parts]
 
 
 def cross(yard: Hosts, expert_TK: IntArray, served: Served) -> Crossing:
@@ -70,7 +84,7 @@ class Heard(NamedTuple):
 
     def traffic(self, yard: Hosts, row_bytes: int) -> Traffic:
         once_RR, fan = self.told_RF[:, : yard.size], self.told_RF[:, yard.size :].sum(axis=0)
-        return fanned_traffic(once_RR, fan.reshape(yard.size, -1), row_bytes)
+        return Traffic.of_crossing(np.ascontiguousarray(once_RR), fan.reshape(yard.size, -1), row_bytes)
 
 
 def cross_after(yard: Hosts, expert_TK: IntArray, served: Assignment, num_experts: int) -> Heard:
@@ -81,13 +95,10 @@ def cross_after(yard: Hosts, expert_TK: IntArray, served: Assignment, num_expert
 
 
 def worth_once(yard: Hosts, plain_RR: IntArray, traffic: Traffic) -> bool:
-    """Whether rows that cross once and are handed round take less than rows that cross each for itself, by port loads; from what all
-    ranks know."""
-    if yard.options.dedup != "auto":
+    """Whether it does pay, now that the rows are known."""
+    if yard.options.dedup is True or traffic.fan is None:
         return True
-    cluster, row = yard.cluster, traffic.row_bytes
-    once = exchange_seconds(cluster, traffic.once.rows, row) + fan_seconds(cluster, traffic)
-    return once < WORTH * exchange_seconds(cluster, plain_RR, row)
+    return quicker(yard.cluster, plain_RR, traffic.once.rows, traffic.fan, traffic.row_bytes)
 
 
 def once_of(

@@ -21,8 +21,6 @@ from moeyard.assignment import Assignment
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand
 from moeyard.placement import Placement
-from moeyard.planners.static import static_homes
-from moeyard.runtime.agree.control import dtype_code
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.compiled import recomputing
@@ -30,9 +28,9 @@ from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.layers import crossing
-from moeyard.runtime.layers.ahead import Call, Layer, choose_placement
+from moeyard.runtime.layers.ahead import Call, Layer, choose_placement, homes_of
 from moeyard.runtime.layers.autograd import send_rows
-from moeyard.runtime.layers.counted import Counted, Together, count
+from moeyard.runtime.layers.counted import Counted, Together, about, count, together
 from moeyard.runtime.layers.crossing import Once
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.layers.replicas import Ahead
@@ -185,22 +183,21 @@ def plan_dispatch(
 ) -> list[Route]:
     """Routes of the tokens in `chunks` parts, one after another, from one agreement. choose: how many it is to be, 1 or `chunks`, from
     what all ranks know. once: rows may cross to a node once. most: rows that a rank may receive in one part; then there may be more."""
-    if home_E is None:
-        home_E = static_homes(num_experts, yard.size) if placement is None else placement.home_E
-    call, row_bytes = None, max(1, x_TD.shape[1] * x_TD.element_size())
+    home_E = homes_of(home_E, placement, num_experts, yard.size)
+    row_bytes, choices = max(1, x_TD.shape[1] * x_TD.element_size()), top_k_index.shape[1] if once else 1
+    call = None
     if layer.stacks and placement is None and yard.options.plans_ahead:
-        call = Call(yard, layer, home_E, row_bytes)
+        call = Call(yard, layer, home_E, row_bytes, choices)
     stale, ahead = (0, 0) if call is None else call.opened()
-    parts = [count(one, num_experts, once is not None) for one in top_k_index.tensor_split(chunks)]
-    known = once is not None and placement is None and yard.options.planner == "static"  # no replicas
-    crossed = [crossing.cross(yard, part.expert_TK, crossing.homes_only(home_E)) for part in parts if known]
+    looked = once is not None and crossing.looked_for(yard, layer.site)
+    parts = [count(one, num_experts, looked) for one in top_k_index.tensor_split(chunks)]
+    known = looked and placement is None and yard.options.planner == "static"  # no replicas
+    telling = [] if not known else parts if choose is None else [together(parts)]
+    crossed = crossing.cross_at_home(yard, home_E, telling)
     values = yard.agree(
         "dispatch",
         np.concatenate([*(part.rows_E for part in parts), [stale], *map(crossing.told, crossed)]),
-        row_bytes=row_bytes,
-        dtype=dtype_code(x_TD.dtype),
-        grad=torch.is_grad_enabled() * (x_TD.requires_grad + 2 * layer.trains + 4 * bool(once and once.grad)),
-        site=layer.site,
+        **about(x_TD, layer, row_bytes, bool(once and once.grad)),
         homes=small_digest(np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER),
         flaw=next((part.flaw for part in parts if part.flaw is not None), None),
         ahead=ahead,
@@ -211,28 +208,34 @@ def plan_dispatch(
     if call is not None:
         hosts, begun = call.hosts(demand, bool(values[:, counted].any()))
     else:
-        hosts = placement or _hosts_now(yard, layer, demand, home_E)
-    job = _Job(yard, hosts, row_bytes, None if call is None else call.scheduler, once is not None)
-    if chunks > 1 and choose is not None and choose(demand, job.assigned(demand), hosts) == 1:
-        parts, rows_CRE = [count(top_k_index, num_experts, False)], demand.rows[None]
-    parts, rows_CRE = job.within(most, parts, rows_CRE, top_k_index)
-    known = known and len(parts) == chunks  # else who crosses where was told of other parts
-    heard = np.array_split(values[:, counted + 1 :], len(parts), axis=1)
-    routes = []
+        hosts = placement or _hosts_now(yard, layer, demand, home_E, choices)
+    job = _Job(yard, hosts, row_bytes, None if call is None else call.scheduler)
+    served = job.assigned(demand)
+    crosses = once is not None and crossing.decide(yard, layer.site, served, choices, row_bytes)
+    if chunks > 1 and choose is not None and (crosses or choose(demand, served, hosts) == 1):
+        parts = [together(parts) if looked else count(top_k_index, num_experts, False)]
+        rows_CRE = demand.rows[None]
+    if crosses and not looked:  # as the last call of this layer did not
+        parts = [count(one, num_experts, True) for one in top_k_index.tensor_split(len(parts))]
+    parts, rows_CRE = job.within(most, parts, rows_CRE, top_k_index, crosses)
+    known = known and crosses and len(parts) == len(crossed)  # else who crosses where was told of other parts
+    heard, routes = np.array_split(values[:, counted + 1 :], len(parts), axis=1), []
     for i, index in enumerate(top_k_index.tensor_split(len(parts))):
         demanded = demand if len(parts) == 1 else Demand(np.ascontiguousarray(rows_CRE[i]))
         found = crossing.Heard(crossed[i], heard[i]) if known else None
-        routes.append(job.route(index, parts[i], demanded, found))
+        routes.append(
+            job.route(index, parts[i], demanded, served if len(parts) == 1 else None, found, crosses)
+        )
     if call is not None:
         begun = call.served(demand, hosts, begun)
     return [replace(route, begun=begun) for route in routes]
 
 
-def _hosts_now(yard: Hosts, layer: Layer, demand: Demand, home_E: IntArray) -> Placement:
+def _hosts_now(yard: Hosts, layer: Layer, demand: Demand, home_E: IntArray, top_k: int) -> Placement:
     """Planned on this very call's counts; they are kept for `rehome`."""
     if layer.site and not recomputing():
         yard.forecasts.note(layer.site, demand)
-    return choose_placement(yard.cluster, yard.options, demand, home_E)
+    return choose_placement(yard.cluster, yard.options, demand, home_E, top_k)
 
 
 class _Job(NamedTuple):
@@ -242,14 +245,18 @@ class _Job(NamedTuple):
     hosts: Placement
     row_bytes: int
     scheduler: str | None  # chosen ahead
-    once: bool
 
     def assigned(self, demand: Demand) -> Assignment:
         options = self.yard.options
         return assign(self.yard.cluster, demand, self.hosts, options.policy, model=options.costed)
 
     def within(
-        self, most: int | None, parts: list[Counted], rows_CRE: IntArray, index_TK: torch.Tensor
+        self,
+        most: int | None,
+        parts: list[Counted],
+        rows_CRE: IntArray,
+        index_TK: torch.Tensor,
+        on_host: bool,
     ) -> tuple[list[Counted], IntArray]:
         """Parts of which no rank receives more than `most` rows: halved and counted again until that is so, by all ranks alike."""
         experts = rows_CRE.shape[2]
@@ -259,20 +266,26 @@ class _Job(NamedTuple):
                     f"a rank receives more than most_rows={most} even if every rank sends one token at a time; allow at least "
                     f"{max(self.assigned(Demand(rows)).rows_R.max() for rows in rows_CRE)}"
                 )
-            parts = [count(one, experts, self.once) for one in index_TK.tensor_split(2 * len(parts))]
+            parts = [count(one, experts, on_host) for one in index_TK.tensor_split(2 * len(parts))]
             values = self.yard.agree("parts", np.concatenate([part.rows_E for part in parts]))
             rows_CRE = values.reshape(self.yard.size, len(parts), experts).transpose(1, 0, 2)
         return parts, rows_CRE
 
     def route(
-        self, index: torch.Tensor, part: Counted, demand: Demand, heard: crossing.Heard | None
+        self,
+        index: torch.Tensor,
+        part: Counted,
+        demand: Demand,
+        served: Assignment | None,
+        heard: crossing.Heard | None,
+        crosses: bool,
     ) -> Route:
-        yard, hosts, served = self.yard, self.hosts, self.assigned(demand)
+        yard, hosts, served = self.yard, self.hosts, served or self.assigned(demand)
         digest = small_digest(
             hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
         )
         found, once = None, None
-        if self.once:
+        if crosses:
             heard = heard or crossing.cross_after(yard, part.expert_TK, served, hosts.num_experts)
             fanned = heard.traffic(yard, self.row_bytes)
             found = heard if crossing.worth_once(yard, served.rows_RR, fanned) else None
