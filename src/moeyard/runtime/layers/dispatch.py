@@ -185,11 +185,10 @@ def plan_dispatch(
     what all ranks know. once: rows may cross to a node once. most: rows that a rank may receive in one part; then there may be more."""
     home_E = homes_of(home_E, placement, num_experts, yard.size)
     row_bytes, choices = max(1, x_TD.shape[1] * x_TD.element_size()), top_k_index.shape[1] if once else 1
-    call = None
+    call, looked = None, once is not None and crossing.looked_for(yard, layer.site)
     if layer.stacks and placement is None and yard.options.plans_ahead:
         call = Call(yard, layer, home_E, row_bytes, choices)
     stale, ahead = (0, 0) if call is None else call.opened()
-    looked = once is not None and crossing.looked_for(yard, layer.site)
     parts = [count(one, num_experts, looked) for one in top_k_index.tensor_split(chunks)]
     known = looked and placement is None and yard.options.planner == "static"  # no replicas
     telling = [] if not known else parts if choose is None else [together(parts)]
@@ -220,12 +219,11 @@ def plan_dispatch(
     parts, rows_CRE = job.within(most, parts, rows_CRE, top_k_index, crosses)
     known = known and crosses and len(parts) == len(crossed)  # else who crosses where was told of other parts
     heard, routes = np.array_split(values[:, counted + 1 :], len(parts), axis=1), []
+    whole = served if len(parts) == 1 else None
     for i, index in enumerate(top_k_index.tensor_split(len(parts))):
         demanded = demand if len(parts) == 1 else Demand(np.ascontiguousarray(rows_CRE[i]))
         found = crossing.Heard(crossed[i], heard[i]) if known else None
-        routes.append(
-            job.route(index, parts[i], demanded, served if len(parts) == 1 else None, found, crosses)
-        )
+        routes.append(job.route(index, parts[i], demanded, whole, found, crosses))
     if call is not None:
         begun = call.served(demand, hosts, begun)
     return [replace(route, begun=begun) for route in routes]
