@@ -66,8 +66,8 @@ CODING = [
     Mutant(
         "planners count whole experts where a codec carries them",
         "runtime/layers/ahead.py",
-        "options.slots, options.costed, home_E=home_E",
-        "options.slots, options.model, home_E=home_E",
+        "model, newest = options.costed,",
+        "model, newest = options.model,",
         f"{_RUNTIME}::test_a_yard_plans_for_what_its_codec_sends",
     ),
     Mutant(
