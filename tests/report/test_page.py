@@ -158,3 +158,17 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "a.html")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "a.html").stat().st_size > 1e6
+
+
+def test_losses_are_the_same_by_the_rounding_of_what_was_computed_in(tmp_path):
+    folder = sample.write_run(tmp_path / "run")
+    path = folder / "run.json"
+    data = json.loads(path.read_text())
+    limits = {}
+    for dtype in ("float32", "bfloat16"):
+        path.write_text(json.dumps(data | {"dtype": dtype}))
+        limits[dtype] = load_run(folder).same_loss
+    assert 0 < limits["float32"] < 1e-4 < limits["bfloat16"] < 1 / 256
+    path.write_text(json.dumps(data | {"dtype": "float8"}))
+    with pytest.raises(InvalidFile, match="float8"):
+        load_run(folder)

@@ -317,7 +317,7 @@ def _comparison(run_: Run) -> Table:
 
 def _print_attribution(shown: Console, run_: Run) -> None:
     from moeyard.report.attribution import COLUMNS, attribution, table_rows
-    from moeyard.report.load import SAME_LOSS, loss_gap, told_of_codecs
+    from moeyard.report.load import loss_gap, told_of_codecs
     from moeyard.report.run import told_by_model
 
     ratios = attribution(run_)
@@ -330,7 +330,7 @@ def _print_attribution(shown: Console, run_: Run) -> None:
         shown.print(line)
     if len(run_.modes) > 1:
         gap = loss_gap(run_)
-        same = "the same loss" if gap <= SAME_LOSS else "NOT the same loss"
+        same = "the same loss" if gap <= run_.same_loss else "NOT the same loss"
         codecs = told_of_codecs(run_)
         which = "all modes without a codec" if codecs else "all modes"
         shown.print(f"{same} in {which} (largest difference over all steps {gap:.1e})")

@@ -55,6 +55,12 @@ class Run:
     network: Network  # that the rows crossed
     modes: Sequence[Mode]
     warmup: int = 0  # first steps that count for the loss but not for the times
+    dtype: str = "float32"  # that is computed in
+
+    @property
+    def same_loss(self) -> float:
+        """What losses of the same training may differ by."""
+        return SAME_LOSS[self.dtype]
 
 
 def load_run(folder: str | Path) -> Run:
@@ -75,9 +81,16 @@ def load_run(folder: str | Path) -> Run:
             Network(data["network"]),
             modes,
             int(data.get("warmup", 0)),
+            _dtype(data.get("dtype", "float32")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
+
+
+def _dtype(name: Any) -> str:
+    if name not in SAME_LOSS:
+        raise ValueError(f"dtype {short(name)} is none of {', '.join(SAME_LOSS)}")
+    return str(name)
 
 
 def _read_json(path: Path) -> Any:
@@ -118,7 +131,8 @@ def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
     return Mode(name, summary, steps, events, planned, measured, spans, origin)
 
 
-SAME_LOSS = 1e-5  # what float32 sums in another order may differ by
+# What sums in another order may make losses of one training differ by: a rounding of bf16 is 1/256 of a value, and a loss is a mean.
+SAME_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
 
 
 def loss_gap(run: Run) -> float:

@@ -8,7 +8,7 @@ from moeyard.bounds import bound
 from moeyard.provenance import Network, Provenance, Source, by_source
 from moeyard.report import figures
 from moeyard.report.attribution import COLUMNS, attribution, hidden, prediction_error, table_rows
-from moeyard.report.load import SAME_LOSS, Mode, Run, loss_gap, told_of_codecs
+from moeyard.report.load import Mode, Run, loss_gap, told_of_codecs
 from moeyard.report.page import Page, Section
 from moeyard.timeline import Timeline
 from moeyard.units import show_seconds
@@ -259,7 +259,7 @@ def _curves(run: Run, events: list[tuple[int, str]]) -> list[Section]:
     if len(run.modes) > 1:
         codecs = "".join(f" {one}." for one in told_of_codecs(run))
         which = "The lines without a codec" if codecs else "The lines"
-        lie = "lie" if gap <= SAME_LOSS else "do NOT lie"
+        lie = "lie" if gap <= run.same_loss else "do NOT lie"
         same = f"{which} {lie} on each other: largest difference {gap:.1e}.{codecs}"
     loss = figures.over_steps(lines("loss"), "loss", events=events)
     balance = figures.over_steps(lines("balancedness"), "mean / max rows of a rank", events=events, zero=True)

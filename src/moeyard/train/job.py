@@ -222,6 +222,6 @@ def _write_run(options: Options, done: dict[str, Any]) -> None:
     data = {
         "title": f"A small {options.family}, trained {f'{len(summary)} ways' if len(summary) > 1 else 'with ' + ', '.join(summary)}",
         "moeyard": __version__, "conditions": conditions, "cluster": facts["cluster"], "network": facts["network"],
-        "emulated": options.compute is not None, "modes": list(summary), "warmup": options.warmup, "summary": summary,
+        "emulated": options.compute is not None, "dtype": options.dtype, "modes": list(summary), "warmup": options.warmup, "summary": summary,
     }  # fmt: skip
     (Path(options.out) / "run.json").write_text(json.dumps(data, indent=1))
