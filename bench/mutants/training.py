@@ -123,7 +123,7 @@ TRAINING = [
     Mutant(
         "curves that part are said to lie on each other",
         "report/run.py",
-        "if gap <= run_.same_loss",
+        "if gap <= run.same_loss",
         "if gap >= 0",
         f"{_PAGE}::test_curves_that_part_are_said_to",
     ),
