@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# --no-compile: Python compiles what it imports, which is a small part of what is installed.
+PIP := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 WORKERS ?= 3
 
 .PHONY: help test run docs lint types warm signatures pytest bench golden oracle examples format clean long
@@ -14,7 +15,7 @@ help:  ## this list
 test: lint types pytest  ## install, lint, type-check, test
 
 run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard side by side, and compare
-	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --mode plain,direct,all --steps 8 --out out/run
+	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --mode plain,direct,all --steps 6 --out out/run
 
 docs: $(STAMP)  ## the documents as a site in out/site; a broken link or a warning is an error
 	$(PIP) -e '.[docs]'
