@@ -23,6 +23,7 @@ TOO_LARGE = set[str]()
 
 # Files whose reference is reached by way of what calls them: where it is.
 BY_WAY_OF = {
+    "place.likely": ("core/test_likely.py", "test_the_kernel_does_what_it_says"),
     "common.heap": ("slow_flow.py", "slow_simulate"),
     "cost.blocks": ("core/test_estimate.py", "test_straight_blocks_take_as_long_as_their_slowest_nic"),
     "cost.clock": ("core/test_estimate.py", "test_across_datacenters_message_by_message_is_the_simulation"),

@@ -9,7 +9,7 @@ from moeyard.schedulers import SCHEDULERS
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
-STEPS = int(os.environ.get("MOEYARD_STEPS", "24"))  # of the longest; 100 by hand
+STEPS = int(os.environ.get("MOEYARD_STEPS", "16"))  # of the longest; 100 by hand
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_a_dead_or_absent_rank_is_named_within_the_time_out():
             assert seconds < 5.0 + 3.0 + 4.0, message  # time-out, roll call, a busy machine
 
 
-@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("world", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_nothing_crosses_a_dead_rail(world):
     per, across = world // 2, 0
     for found in launch("fault_cases:dead_rails", world, 60):

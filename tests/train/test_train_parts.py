@@ -249,7 +249,7 @@ def test_what_nobody_counted_is_modelled():
         assert found["rows_per_rail"].source is source
         assert found["rows_per_rail"].network is Network.SHAPED
         assert {key for key, one in found.items() if one.emulated} == {
-            "iteration_s", "seconds", "tokens_per_s", "wait_s", "parts_s", "spans",
+            "iteration_s", "seconds", "tokens_per_s", "wait_s", "early_s", "parts_s", "spans",
         }  # fmt: skip
 
 
