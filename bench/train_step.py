@@ -51,7 +51,7 @@ def measure(name: str, source: str, experts: int, modes: tuple[str, ...], steps:
             "trace": name,
             "experts": experts,
             "steps": steps,
-            "conditions": dict(run.conditions),
+            "conditions": dict(run.conditions) | {"routing": f"skew of the trace {name}"},
             "modes": mode_data(run),
             "summary": {
                 mode: {key: one[key] for key in ("iteration_s", "quartiles_s", "exchange_s", "gather_s", "x_bound", "balancedness", "plan_s")}
