@@ -125,6 +125,7 @@ def test_options_are_checked(wrong, kind):
         ({"text": "no-such-file"}, "no-such-file"),
         ({"skew": "no-such-trace"}, "no-such-trace"),
         ({"config": {"num_local_experts": 12}, "skew": "mixtral-8"}, "12"),
+        ({"codec": "bits:1,2=pick:8"}, "names layer 2"),
     ],
 )
 def test_what_the_ranks_would_stumble_over_is_said_before_there_are_any(wrong, says):

@@ -8,6 +8,7 @@ from moeyard.assign import assign
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
+from moeyard.errors import InvalidModel
 from moeyard.formats.traces import find_trace
 from moeyard.kernels import build
 from moeyard.model import ModelSpec, num_experts
@@ -28,7 +29,13 @@ def check(options: Options) -> None:
     from moeyard.train.text import Text
 
     config = make_config(options)
-    by_layer(options.codec)
+    beyond = [
+        layer for layer in by_layer(options.codec) if layer is not None and layer >= config.num_hidden_layers
+    ]
+    if beyond:
+        raise InvalidModel(
+            f"codec {options.codec!r} names layer {beyond[0]}; the model has {config.num_hidden_layers}, numbered from 0"
+        )
     Text(options.text)
     if options.skew is not None:
         shares(find_trace(options.skew), 0, num_experts(config))
