@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# --no-compile: Python compiles what it imports, which is a small part of what is installed.
-PIP := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 WORKERS ?= 3
 
 .PHONY: help test run docs lint types warm signatures pytest bench golden oracle examples format clean long
