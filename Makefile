@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 WORKERS ?= 3
 
@@ -21,18 +22,18 @@ docs: $(STAMP)  ## the documents as a site in out/site; a broken link or a warni
 	$(BIN)/python -m bench.commands --check || { echo "docs/commands.md is old: python -m bench.commands"; exit 1; }
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(TOOLS)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)  ## mypy, strict
+types: $(TOOLS)  ## mypy, strict
 	$(BIN)/mypy
 
-warm: $(STAMP)  ## compile the kernels, once for all workers and ranks of the tests
+warm: $(TOOLS)  ## compile the kernels, once for all workers and ranks of the tests
 	$(BIN)/moeyard warm
 	$(BIN)/python -m tests.warm
 
-signatures: $(STAMP)  ## rewrite kernels/signatures.json: after kernels have changed
+signatures: $(TOOLS)  ## rewrite kernels/signatures.json: after kernels have changed
 	$(BIN)/python -m tests.signatures
 
 pytest: warm  ## the tests alone
@@ -41,20 +42,20 @@ pytest: warm  ## the tests alone
 long: warm  ## the tests that take minutes on two cores, beside those of make test
 	$(BIN)/pytest -q -m long tests
 
-bench: $(STAMP)  ## planning speed and schedule quality, measured here
+bench: $(TOOLS)  ## planning speed and schedule quality, measured here
 	$(BIN)/python -m bench
 
-golden: $(STAMP)  ## rewrite the golden figures from what the code does now
+golden: $(TOOLS)  ## rewrite the golden figures from what the code does now
 	$(BIN)/python -m bench --golden
 
-oracle: $(STAMP)  ## every Hugging Face MoE family over 4 ranks against one process; writes the table in docs/hugging-face.md
+oracle: $(TOOLS)  ## every Hugging Face MoE family over 4 ranks against one process; writes the table in docs/hugging-face.md
 	$(BIN)/python -m bench.hf_oracle --write
 
 examples: $(STAMP)  ## every example on 4 ranks of this machine
 	for one in pytorch_loop hf_trainer titan_loop; do \
 	  OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/$$one.py --steps 10 || exit 1; done
 
-format: $(STAMP)  ## ruff: rewrite in place
+format: $(TOOLS)  ## ruff: rewrite in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -62,8 +63,13 @@ clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What a user needs; the tools of a developer come on top, so that `make run` does not wait for them.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
-	@$(BIN)/moeyard warm & $(PIP) -e '.[dev,torch,hf,lab,train]'; status=$$?; wait; exit $$status  # compile while torch is fetched
+	@$(BIN)/moeyard warm & $(PIP) -e '.[torch,hf,lab,train]'; status=$$?; wait; exit $$status  # compile while torch is fetched
+	touch $@
+
+$(TOOLS): $(STAMP)
+	$(PIP) -e '.[dev]'
 	touch $@

@@ -90,7 +90,7 @@ def environment(which: str, python: str, folder: Path) -> Path:
     if not place.exists():
         subprocess.run([python, "-m", "venv", str(place)], check=True)
     own = place / "bin" / "python"
-    pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", "--upgrade"]
+    pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--upgrade"]
     done = subprocess.run([*pip, *wanted], check=False)
     if done.returncode:
         raise SystemExit(

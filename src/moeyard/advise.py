@@ -260,15 +260,19 @@ def _least(base: Job, choice: Choice, past: int) -> float | None:
         if mean * share < 1:
             break
         trace = fold(short, base.cluster.num_ranks, rows_per_rank=mean * share)
-        steps = []
-        for planner, scheduler, slots, dedup in (
-            ("static", "direct", None, False),
-            (choice.planner, choice.scheduler, choice.slots, choice.how_dedup),
-        ):
-            asked = replace(base, trace=trace, planners=(planner,), schedulers=(scheduler,))
-            done = replay(replace(asked, slots=slots, dedup=dedup))
-            steps.append(float(done.ways[0].figures["step_s"][-1]))
-        if 1 - steps[1] / steps[0] < WORTH:
+        if saving(replace(base, trace=trace), choice) < WORTH:
             last = share
             break
     return last
+
+
+def saving(job: Job, choice: Choice) -> float:
+    """Share of today's step, with the job's newest record, that the choice saves."""
+    steps = []
+    for planner, scheduler, slots, dedup in (
+        ("static", "direct", None, False),
+        (choice.planner, choice.scheduler, choice.slots, choice.how_dedup),
+    ):
+        done = replay(replace(job, planners=(planner,), schedulers=(scheduler,), slots=slots, dedup=dedup))
+        steps.append(float(done.ways[0].figures["step_s"][-1]))
+    return 1 - steps[1] / steps[0]

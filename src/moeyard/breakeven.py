@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moeyard.advise import Choice
+from moeyard.advise import Choice, saving
 from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster, Port
 from moeyard.fold import fold
 from moeyard.model import ModelSpec
 from moeyard.replay.job import Job
-from moeyard.replay.run import replay
 from moeyard.trace import Trace
 
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0)
@@ -35,10 +34,10 @@ def tokens_by_rate(base: Job, choice: Choice, factors: Sequence[float] = FACTORS
     trace = _last(base.trace)
     rows = float(trace.counts.sum()) / float(np.prod(trace.counts.shape[:3]))
     port = base.cluster.scale_out
-    saving = np.array(
+    saving_YX = np.array(
         [
             [
-                _saving(
+                saving(
                     replace(
                         base,
                         trace=fold(trace, base.cluster.num_ranks, rows_per_rank=rows * y),
@@ -52,7 +51,7 @@ def tokens_by_rate(base: Job, choice: Choice, factors: Sequence[float] = FACTORS
         ]
     )
     steps = np.array(factors)
-    return Grid("bytes/s of a nic", "rows per rank", port.bandwidth * steps, rows * steps, saving)
+    return Grid("bytes/s of a nic", "rows per rank", port.bandwidth * steps, rows * steps, saving_YX)
 
 
 def experts_by_wan(base: Job, choice: Choice, factors: Sequence[float] = FACTORS) -> Grid | None:
@@ -65,30 +64,19 @@ def experts_by_wan(base: Job, choice: Choice, factors: Sequence[float] = FACTORS
     def at(y: float, x: float) -> float:
         cluster: Cluster = base.cluster.but(wan=Port(wan.bandwidth * x, wan.latency))
         model: ModelSpec = base.model.but(expert_bytes=max(1, round(base.model.expert_bytes * y)))
-        return _saving(replace(base, trace=trace, cluster=cluster, model=model), choice)
+        return saving(replace(base, trace=trace, cluster=cluster, model=model), choice)
 
-    saving = np.array([[at(y, x) for x in factors] for y in factors])
+    saving_YX = np.array([[at(y, x) for x in factors] for y in factors])
     steps = np.array(factors)
     return Grid(
         "bytes/s of the wan",
         "bytes of an expert",
         wan.bandwidth * steps,
         base.model.expert_bytes * steps,
-        saving,
+        saving_YX,
     )
 
 
 def _last(trace: Trace) -> Trace:
     """One layer of the newest record, and the one before it to plan from."""
     return Trace(trace.counts[-2:, :1], None, trace.meta)
-
-
-def _saving(job: Job, choice: Choice) -> float:
-    steps = []
-    for planner, scheduler, slots, dedup in (
-        ("static", "direct", None, False),
-        (choice.planner, choice.scheduler, choice.slots, choice.how_dedup),
-    ):
-        done = replay(replace(job, planners=(planner,), schedulers=(scheduler,), slots=slots, dedup=dedup))
-        steps.append(float(done.ways[0].figures["step_s"][-1]))
-    return 1 - steps[1] / steps[0]

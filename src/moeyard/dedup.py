@@ -45,8 +45,14 @@ def quicker(
     cluster: Cluster, plain_RR: IntArray, once_RR: IntArray, fan_RR: IntArray, row_bytes: int
 ) -> bool:
     """Whether rows that cross once and are handed round take less than rows that cross each for itself."""
-    once = exchange_seconds(cluster, once_RR, row_bytes) + copy_seconds(cluster, fan_RR, row_bytes)
-    return once < WORTH * exchange_seconds(cluster, plain_RR, row_bytes)
+    return once_seconds(cluster, once_RR, fan_RR, row_bytes) < WORTH * exchange_seconds(
+        cluster, plain_RR, row_bytes
+    )
+
+
+def once_seconds(cluster: Cluster, once_RR: IntArray, fan_RR: IntArray, row_bytes: int) -> float:
+    """Of rows that cross once and are then handed round inside a node."""
+    return exchange_seconds(cluster, once_RR, row_bytes) + copy_seconds(cluster, fan_RR, row_bytes)
 
 
 def likely_traffic(
@@ -68,10 +74,7 @@ def model_for_planners(
     plain = exchange_seconds(cluster, served.rows_RR, model.row_bytes)
     if plain == 0.0 or not pays(cluster, dedup, served, top_k, model.row_bytes):
         return model
-    once_RR, fan_RR = served.likely(top_k)
-    once = exchange_seconds(cluster, once_RR, model.row_bytes) + copy_seconds(
-        cluster, fan_RR, model.row_bytes
-    )
+    once = once_seconds(cluster, *served.likely(top_k), model.row_bytes)
     return model.but(row_bytes=max(1, round(model.row_bytes * once / plain)))
 
 

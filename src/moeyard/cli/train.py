@@ -65,7 +65,7 @@ def run(
         str | None,
         typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
