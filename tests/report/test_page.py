@@ -95,6 +95,26 @@ def test_a_figure_without_a_label_is_not_shown(tmp_path, key):
         write_report(folder)
 
 
+def test_rows_that_crossed_once_stand_beside_those_that_would_have(tmp_path):
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    assert "once" not in sections(folder)["Rows per rail"].note
+    data = json.loads((folder / "run.json").read_text())
+    data["summary"]["moeyard"] |= {"rows_sent": 500.0, "rows_plain": 1000.0}
+    data["summary"]["plain"] |= {"rows_sent": 1000.0, "rows_plain": 1000.0}
+    for name in ("rows_sent", "rows_plain"):
+        for mode in ("plain", "moeyard"):
+            data["summary"][mode]["provenance"][name] = data["summary"][mode]["provenance"]["loss"]
+    (folder / "run.json").write_text(json.dumps(data))
+    note = sections(folder)["Rows per rail"].note
+    first = np.array(data["summary"]["moeyard"]["rows_per_rail"]["out"]).sum(axis=0)[0]
+    assert (
+        "moeyard: a token crosses to a node once, so 500 of the 1000 rows between nodes were sent (50%)"
+        in note
+    )
+    assert f"{first:.0f} of {2 * first:.0f}" in note
+    assert "plain: a token" not in note
+
+
 def test_curves_that_part_are_said_to(tmp_path):
     folder = sample.write_run(tmp_path / "run", steps=3)
     assert sections(folder)["Loss"].note.startswith("The lines lie on each other")

@@ -182,9 +182,23 @@ def _rails(run: Run) -> Section:
             f" {' and '.join(modelled)}: not counted, gloo's own all-to-all tells nobody; as if each row took the rail of the lower of its "
             f"two local ranks, which is gloo's rule."
         )
+    note += "".join(_once(mode) for mode in shown)
     dead = None if last is None else last.cluster.rails
     labelled = {name + " (modelled)" * (name in modelled): sides for name, sides in rows.items()}
     return Section("Rows per rail", origins, note, figure=figures.rails_heat(labelled, dead))
+
+
+def _once(mode: Mode) -> str:
+    """What crossed because a token crosses to a node once, beside what would have."""
+    sent, plain = (mode.summary.get(name, 0.0) for name in ("rows_sent", "rows_plain"))
+    if sent == plain:
+        return ""
+    rails = np.array(mode.summary["rows_per_rail"]["out"]).sum(axis=0)
+    shares = ", ".join(f"{rows:.0f} of {rows * plain / sent:.0f}" for rows in rails)
+    return (
+        f" {mode.name}: a token crosses to a node once, so {sent:.0f} of the {plain:.0f} rows between nodes were sent ({sent / plain:.0%}); "
+        f"by rail, as if those not sent had been spread likewise: {shares}."
+    )
 
 
 def _exchanges(run: Run) -> list[Section]:

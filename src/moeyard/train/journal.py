@@ -17,7 +17,12 @@ from moeyard.train.modes import MODES
 from moeyard.train.options import Options
 
 MIDST = 0.5  # seconds after a step's begin that a datacenter is cut off: while it exchanges, not at the meeting before it
-WAN = ("wan_bytes", "wan_copies")  # of a step where there are several datacenters
+SOMETIMES = (
+    "wan_bytes",
+    "wan_copies",
+    "rows_sent",
+    "rows_plain",
+)  # the first two where there are several datacenters; none in runs of 0.1
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
 
 
@@ -188,7 +193,7 @@ def _summary(steps: list[dict[str, Any]], warmup: int) -> dict[str, Any]:
         "balancedness",
         "overload",
         "tokens_per_s",
-        *(name for name in WAN if all(name in s for s in steps)),
+        *(name for name in SOMETIMES if all(name in s for s in steps)),
     )
     rails = {
         way: np.mean([np.array(s["rows_per_rail"][way], dtype=float) for s in steps], axis=0)
