@@ -12,6 +12,7 @@ their groups, not pairs.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -78,17 +79,21 @@ def _left_alone(backend: str) -> Iterator[None]:
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """Whatever runs on them ends, on the device too. Together: one communicator's abort may wait for another's kernels."""
+    """Whatever runs on them ends, on the device too. All at once, a thread each: an abort stops its own kernels first, then frees memory,
+    and that waits for all kernels on the device, those of a group whose turn has not come among them."""
     backends: list[Any] = [group._get_backend(device) for group in groups]
-    if not backends:
-        return
-    backends[0]._group_start()
-    try:
-        for backend in backends:
-            with suppress(RuntimeError):
-                (getattr(backend, "abort", None) or backend._abort)()
-    finally:
-        backends[0]._group_end()
+
+    def end(backend: Any) -> None:
+        with suppress(RuntimeError):
+            (getattr(backend, "abort", None) or backend._abort)()
+
+    threads = [
+        threading.Thread(target=end, args=(one,), name="moeyard-abort", daemon=True) for one in backends
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @cache
