@@ -6,7 +6,7 @@ Serialised: the same plans, but every gather and reduce is waited for where it i
 own (NCCL_HOSTID), messages by way of sockets: kernels of all ranks wait for the same processors (under NVIDIA's MPS side by side, else in
 turns), so what is hidden here is a lower bound, and the figures say nothing of a cluster. Prints: medians of the steps and the
 paired ratio; the losses beside those of the same training planned and gathered on the spot (bf16); from a profile of one step the
-time in which kernels of NCCL ran while kernels of the training did. Exit status 1 if losses differ or nothing overlapped, 2 without a GPU.
+time in which experts travelled while kernels of the training ran, and the order in which kernels of all kinds began. Exit status 1 if losses differ or nothing overlapped, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from bench.gpu_ranks import run_ranks
+from bench.gpu_ranks import on_ranks, open_world
 
 HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
 WAYS = ("serialised", "overlapped")
@@ -28,22 +27,13 @@ CHECKED = 6  # steps whose losses are compared
 
 
 def run(rank, options, folder, out):
-    os.environ |= {
-        "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
     import torch
     import torch.distributed as dist
 
     import moeyard as my
     import moeyard.runtime as yr
 
-    torch.cuda.set_device(0)
-    dist.init_process_group(
-        "nccl",
-        store=dist.FileStore(f"{folder}/store", options.ranks),
-        rank=rank,
-        world_size=options.ranks,
-    )
+    open_world(rank, options.ranks, folder)
     cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
     with yr.Yard(
         cluster=cluster, timeout=120, scheduler="direct", planner="quota", slots=2, policy="quota"
@@ -145,6 +135,16 @@ class Job:
         self.losses.append(float(loss))
         return float(took)
 
+    def rows_alone(self):
+        """An exchange of rows, on each lane that one takes."""
+        import torch
+
+        import moeyard.runtime as yr
+
+        rows = torch.zeros(4 * self.yard.size, HIDDEN, device=self.yard.device)
+        for _ in range(2):
+            yr.all_to_all_single(torch.empty_like(rows), rows, None, None, self.yard)
+
     def pass_through(self):
         import moeyard.runtime as yr
 
@@ -160,32 +160,65 @@ class Job:
 
 
 def profiled(job):
-    """Kernels of NCCL by stream, and for how long others ran at the same time."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
+    """From one step's kernels: for how long experts travelled while the training computed, and in which order streams began."""
+    rows = {stream for stream, *_, name in kernels(job.rows_alone) if "nccl" in name}
     job.step()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
-        job.step()
-    spans = [
-        (one.device_resource_id(), one.start_ns(), one.start_ns() + one.duration_ns(), one.name())
-        for one in prof.profiler.kineto_results.events()
-        if one.device_type() == torch.autograd.DeviceType.CUDA and one.duration_ns() > 0
-    ]
-    nccl = [one for one in spans if "nccl" in one[3].lower()]
-    compute = [one for one in spans if "nccl" not in one[3].lower() and "mem" not in one[3].lower()]
-    behind = [one for one in nccl if one[0] not in {stream for stream, *_ in compute[:1]}]
+    spans = kernels(job.step)
+    main = next(stream for stream, *_, name in spans if "nccl" not in name)
+
+    def kind_of(stream, name):
+        if "nccl" not in name:
+            return "compute" if stream == main else "copies"
+        return "sums" if "sendrecv" not in name else "rows" if stream in rows else "experts"
+
+    named = [kind_of(stream, name) for stream, *_, name in spans]
+    behind = [one for one, kind in zip(spans, named, strict=True) if kind == "experts"]
     covered = sum(
         max(0, min(b, end) - max(a, start))
         for _, a, b, _ in behind
-        for _, start, end, _ in compute
-        if start < b and end > a
+        for (_, start, end, _), kind in zip(spans, named, strict=True)
+        if kind == "compute" and start < b and end > a
     )
     return {
-        "nccl_streams": len({one[0] for one in nccl}),
-        "nccl_us": sum(b - a for _, a, b, _ in nccl) / 1e3,
+        "nccl_streams": len({one[0] for one in spans if "nccl" in one[3]}),
+        "nccl_us": sum(b - a for _, a, b, name in spans if "nccl" in name) / 1e3,
+        "experts_us": sum(b - a for _, a, b, _ in behind) / 1e3,
         "under_compute_us": covered / 1e3,
+        "order": ordered(spans, named),
     }
+
+
+def ordered(spans, named):
+    """Lines: kernels of one kind that began one after another, from the first's start to the last's end."""
+    runs, first = [], spans[0][1]
+    for (_, start, end, _), kind in zip(spans, named, strict=True):
+        if runs and runs[-1][0] == kind:
+            runs[-1][1] += 1
+            runs[-1][3] = max(runs[-1][3], end)
+        else:
+            runs.append([kind, 1, start, end])
+    return [
+        f"{kind:8}{count:4} kernels {(start - first) / 1e6:8.2f} to {(end - first) / 1e6:8.2f} ms"
+        for kind, count, start, end in runs
+    ]
+
+
+def kernels(call):
+    """(stream, start, end, name) of each, by their start."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+        call()
+        torch.cuda.synchronize()
+    return sorted(
+        (
+            (one.device_resource_id(), one.start_ns(), one.start_ns() + one.duration_ns(), one.name().lower())
+            for one in prof.profiler.kineto_results.events()
+            if one.device_type() == torch.autograd.DeviceType.CUDA and one.duration_ns() > 0
+        ),
+        key=lambda one: one[1],
+    )
 
 
 def main():
@@ -197,23 +230,23 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds for everything")
     options = parser.parse_args()
-    if "MOEYARD_RANK" in os.environ:
-        folder = os.environ["MOEYARD_FOLDER"]
-        with (Path(folder) / "out").open("a") as file:
-            run(int(os.environ["MOEYARD_RANK"]), options, folder, file)
+    asked = [f"--{name}={getattr(options, name)}" for name in ("ranks", "pairs")]
+    ended = on_ranks(
+        __file__,
+        options.ranks,
+        asked,
+        options.limit,
+        lambda rank, folder, out: run(rank, options, folder, out),
+    )
+    if ended is None:
         return 0
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no GPU here", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--ranks", str(options.ranks), "--pairs", str(options.pairs)]
-        codes = run_ranks(__file__, options.ranks, arguments, folder, options.limit)
-        if any(codes):
-            print(f"ranks left with {codes}", file=sys.stderr)
-            return 1
-        row = json.loads((Path(folder) / "out").read_text())
+    codes, lines = ended
+    if any(codes) or not lines:
+        print(f"ranks left with {codes}", file=sys.stderr)
+        return 1
+    row = json.loads(lines[0])
+    for line in row.pop("order"):
+        print(line)
     print(json.dumps(row, indent=1))
     if options.json:
         Path(options.json).write_text(json.dumps(row))

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from bench.gpu_ranks import run_ranks
+from bench.gpu_ranks import on_ranks, open_world
 
 SCHEDULERS = ("auto", "direct", "rails", "fast", "shunt", "ecmp")
 MOST = 2  # launches a stage
 
 
 def run(rank, options, folder, out):
-    os.environ |= {
-        "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -36,15 +31,8 @@ def run(rank, options, folder, out):
     import moeyard as my
     import moeyard.runtime as yr
 
-    torch.cuda.set_device(0)
+    open_world(rank, options.ranks, folder)
     device = torch.device("cuda", 0)
-    dist.init_process_group(
-        "nccl",
-        store=dist.FileStore(f"{folder}/store", options.ranks),
-        rank=rank,
-        world_size=options.ranks,
-        device_id=device,
-    )
     cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
     rng = np.random.default_rng(0)
     share = rng.dirichlet(np.full(options.ranks, 3.0), options.ranks)
@@ -160,21 +148,20 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for everything")
     options = parser.parse_args()
-    if "MOEYARD_RANK" in os.environ:
-        folder = os.environ["MOEYARD_FOLDER"]
-        with (Path(folder) / "out").open("a") as file:
-            run(int(os.environ["MOEYARD_RANK"]), options, folder, file)
+    asked = [f"--{name}={getattr(options, name)}" for name in ("ranks", "rows", "width")]
+    ended = on_ranks(
+        __file__,
+        options.ranks,
+        asked,
+        options.limit,
+        lambda rank, folder, out: run(rank, options, folder, out),
+    )
+    if ended is None:
         return 0
     import torch
 
-    if not torch.cuda.is_available():
-        print("bench.gpu_launches needs a CUDA device; torch sees none", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as folder:
-        asked = [f"--{name}={getattr(options, name)}" for name in ("ranks", "rows", "width")]
-        codes = run_ranks(__file__, options.ranks, asked, folder, options.limit)
-        found = Path(folder) / "out"
-        rows = [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
+    codes, lines = ended
+    rows = [json.loads(line) for line in lines]
     print(
         f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {options.ranks} NCCL ranks on it as 2 nodes"
     )

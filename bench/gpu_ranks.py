@@ -1,12 +1,15 @@
-"""Ranks on one GPU as processes of one script, ended together."""
+"""Ranks on one GPU as processes of one script, ended together, each a host of its own to NCCL."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
 
 _GRACE = 10.0  # seconds for the others when one has failed: they wait for it
 
@@ -31,3 +34,46 @@ def run_ranks(script: str, ranks: int, arguments: Sequence[str], folder: str, li
             child.kill()
             child.wait()
     return [child.returncode for child in children]
+
+
+def open_world(rank: int, ranks: int, folder: str) -> None:
+    """torch's default group. NCCL refuses two ranks of one host on one GPU, and what look like different hosts have sockets alone."""
+    os.environ |= {
+        "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "nccl",
+        store=dist.FileStore(f"{folder}/store", ranks),
+        rank=rank,
+        world_size=ranks,
+        device_id=torch.device("cuda", 0),
+    )
+
+
+def on_ranks(
+    script: str,
+    ranks: int,
+    arguments: Sequence[str],
+    limit: float,
+    run: Callable[[int, str, TextIO], None],
+) -> tuple[list[int], list[str]] | None:
+    """In a rank `run(rank, folder, out)`, then None; in the process that was started by hand all ranks, (how each left, the lines that
+    they wrote to `out`)."""
+    if "MOEYARD_RANK" in os.environ:
+        folder = os.environ["MOEYARD_FOLDER"]
+        with (Path(folder) / "out").open("a") as file:
+            run(int(os.environ["MOEYARD_RANK"]), folder, file)
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        print(f"{Path(script).stem} needs a CUDA device; torch sees none", file=sys.stderr)
+        sys.exit(2)
+    with tempfile.TemporaryDirectory() as folder:
+        codes = run_ranks(script, ranks, arguments, folder, limit)
+        found = Path(folder) / "out"
+        return codes, found.read_text().splitlines() if found.exists() else []
