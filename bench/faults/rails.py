@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.faults.judge import TOLERANCE, Row, losses
+from bench.faults.judge import TOLERANCE, Row, lines, losses
 from bench.faults.stage import World
 from bench.faults.training import Job, Rank
 
@@ -107,6 +107,10 @@ def rail_fault(kind: str) -> Any:
             timeout=LIMIT,
         )
         judge_rails(row, order, found, losses(job), losses(whole))
+        if row.why:
+            row.why += [
+                f"rank {rank}: {one['type']}: {one['text'][:300]}" for rank, one in lines(job, "error")
+            ]
         return row
 
     return fault

@@ -129,6 +129,13 @@ ONCE_REAL = [  # the first version had these
         f"{_WATCH}::test_who_went_astray_is_to_blame_wherever_it_is_now",
     ),
     Mutant(
+        "who waits for a gather behind the training is taken for one that stays away",
+        "runtime/transport/behind.py",
+        "self._behind.transport.deck.guard.waiting(self._future.result)",
+        "self._future.result()",
+        f"{_WATCH}::test_who_waits_for_a_gather_behind_the_training_is_not_elsewhere",
+    ),
+    Mutant(
         "checkpoints are pruned by step",
         "runtime/state/folders.py",
         "(_saved(one), int(match[1]), int(match[2] or 1), one)",

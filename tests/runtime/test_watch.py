@@ -20,8 +20,9 @@ from moeyard.runtime.agree.floor import CALLS, Floor, Roll  # noqa: E402
 from moeyard.runtime.faults.client import keeper_of, own_client, second_client  # noqa: E402
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost  # noqa: E402
 from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: E402
-from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, judge, whereabouts  # noqa: E402
+from moeyard.runtime.faults.verdict import BEHIND, IDLE, Verdict, error_of, judge, whereabouts  # noqa: E402
 from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
+from moeyard.runtime.transport.behind import BehindThread  # noqa: E402
 from moeyard.runtime.transport.channels import abort_groups  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
@@ -46,6 +47,12 @@ def at(started, state=IDLE, met=0, family=0, seconds=1.0):
         ({0: at(7, "plan"), 1: at(7)}, [], [], [1]),  # in no call at all
         ({0: at(7, "plan"), 1: at(7, "plan")}, [], [], []),
         ({0: at(7, "plan", seconds=5.1), 1: at(7, "plan", seconds=0.3), 2: at(7, "plan", seconds=5.0)}, [], [], [1]),  # came late
+        # Who waits for what it began before stays away from nobody.
+        ({0: at(7, "exchange"), 1: at(7, BEHIND), 2: at(7, "exchange")}, [], [], []),
+        ({0: at(7, "exchange"), 1: at(7, BEHIND), 2: at(7)}, [], [], [2]),
+        ({0: at(8, "plan"), 1: at(7, BEHIND), 2: at(8, "plan")}, [], [], []),
+        ({0: at(7, BEHIND), 1: at(7, BEHIND), 2: at(6)}, [], [], [2]),
+        ({0: at(7, "plan", seconds=5.1), 1: at(7, BEHIND, seconds=0.3), 2: at(7, "plan", seconds=5.0)}, [], [], []),
         # Families start other calls, and all meet in some: that of ranks 0 and 1 waits for the other.
         ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(97, IDLE, 3, 2)}, [], [], [3]),
         ({0: at(9, "loss", 4), 1: at(9, "loss", 4), 2: at(97, "plan", 3, 2), 3: at(96, "plan", 3, 2)}, [], [], [3]),
@@ -199,6 +206,31 @@ def test_a_backends_error_becomes_ours(clients):
     with pytest.raises(ValueError, match="mine"):  # what is not between ranks stays what it is
         ranks.guards[2].watched("loss", lambda: _raise(ValueError("mine")))
     ranks.close()
+
+
+def test_who_waits_for_a_gather_behind_the_training_is_not_elsewhere(clients):
+    """A rail dies under an exchange of rows and under a gather behind it: rank 1 has its rows and waits for the gather."""
+    ranks = Ranks([own for _, own in clients])
+    for guard in ranks.guards:
+        guard.where.enter("an exchange")
+    waits = ranks.guards[1]
+    waits.where.go()
+    behind = BehindThread(SimpleNamespace(deck=SimpleNamespace(guard=waits)))
+
+    def gather(_):
+        end = time.monotonic() + 5.0
+        while waits.where.state == IDLE and time.monotonic() < end:
+            time.sleep(0.01)
+        raise waits.lost("silence")
+
+    try:
+        with pytest.raises(RankLost) as caught:
+            behind.submit(gather).wait()
+        assert caught.value.ranks == ()
+        assert ranks.guards[0].lost("silence").ranks == ()
+    finally:
+        behind.close()
+        ranks.close()
 
 
 def _raise(error):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import Store
 
 from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
-from moeyard.runtime.faults.verdict import IDLE, Verdict, error_of, place_of, store_lost
+from moeyard.runtime.faults.verdict import BEHIND, IDLE, Verdict, error_of, place_of, store_lost
 from moeyard.runtime.faults.vigil import Vigil
 from moeyard.runtime.faults.watch import Watch
 from moeyard.runtime.faults.within import within
@@ -139,6 +139,14 @@ class Guard:
         finally:
             if not behind:
                 self.where.go()
+
+    def waiting(self, call: Callable[[], Result]) -> Result:
+        """Wait for what this rank began before, in no call: whoever calls the roll must not take it for one that stays away."""
+        self.where.go(BEHIND)
+        try:
+            return call()
+        finally:
+            self.where.go()
 
     def lost(self, cause: str, pair: tuple[int, int] | None = None) -> ExchangeError:
         """The error of a failed call, after a roll call. The yard is of no use from now on, or until `recover`. pair: the ends of

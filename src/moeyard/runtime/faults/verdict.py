@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
 
 IDLE = "no call"
+BEHIND = "waiting for what it began before"  # in no call either, but not elsewhere: nobody waits for it
 _MOMENT = 1.0  # seconds that calls of ranks may lie apart
 Where = Mapping[str, Any]  # of one rank: `Whereabouts.told`
 
@@ -38,7 +39,7 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
     All ranks meet in the same calls one after another, and those of one expert-parallel group (`family`) start the same ones. Who
     has started another than most is to blame, wherever it is now; else who is in another; else who has done fewest holds up the
     others. Of several: who is in no call at all while others wait in one; else who came last to the call in which all are now. Nobody,
-    if all have waited alike.
+    if all have waited alike; and never who waits itself for what it began before.
     """
     gone = sorted(missing)
     late = [] if gone else _late(found)
@@ -85,6 +86,7 @@ def _families(found: Mapping[int, Where], ranks: Iterable[int]) -> list[dict[int
 def _odd(family: Mapping[int, Where]) -> list[int]:
     """Who is in another call than most of those who have started as many; of two, both."""
     place = {rank: family[rank].get("state", IDLE) for rank in _fewest(family, "started")}
+    place = {rank: state for rank, state in place.items() if state != BEHIND}
     if IDLE in place.values() or len(set(place.values())) < 2:
         return []
     (common, count), (_, next_count) = Counter(place.values()).most_common(2)
@@ -97,7 +99,8 @@ def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
     idle = [rank for rank in last if place[rank] == IDLE]
     if idle and len(idle) < everyone:
         return idle
-    if len(last) < len(family):
+    last = [rank for rank in last if place[rank] != BEHIND]
+    if not last or len(place) < len(family):
         return last
     # All wait in the same call, some so long that they gave up: who came to it just now was late.
     waited = {rank: float(family[rank].get("seconds", 0.0)) for rank in last}

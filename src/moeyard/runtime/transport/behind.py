@@ -89,7 +89,7 @@ class ThreadJob:
 
     def wait(self) -> None:
         self._behind.light.want(self._number)
-        self._future.result()
+        self._behind.transport.deck.guard.waiting(self._future.result)
 
 
 class BehindThread:

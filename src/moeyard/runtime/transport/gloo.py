@@ -41,7 +41,7 @@ class GlooThreads:
         if agreed and plan.at_once:
             return self._at_once(plan, backward, output, source)
         future = self._flights.submit(self._flight(plan, backward, output, source).run)
-        return Pending(future.result)
+        return Pending(lambda: self.deck.guard.waiting(future.result))
 
     def exchange(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
