@@ -30,6 +30,7 @@ types: $(TOOLS)  ## mypy, strict
 	$(BIN)/mypy
 
 warm: $(TOOLS)  ## compile the kernels, once for all workers and ranks of the tests
+	$(BIN)/python -m compileall -q src tests bench  # hundreds of processes import them
 	$(BIN)/moeyard warm
 	$(BIN)/python -m tests.warm
 

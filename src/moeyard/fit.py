@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize
 
 from moeyard.arrays import FloatArray
 from moeyard.cluster import Contention
@@ -41,6 +40,8 @@ def fit_contention(flows: ArrayLike, slowdown: ArrayLike) -> Contention:
 
         def error_of(law: FloatArray) -> float:
             return _error(law, x, y)
+
+        from scipy.optimize import minimize  # half a second to import, and every rank imports this module
 
         polished = minimize(error_of, start, method="Nelder-Mead")
         if polished.fun < least:

@@ -4,6 +4,8 @@ import json
 import math
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -337,3 +339,10 @@ def test_shards_of_fsdp_come_back_on_other_numbers_of_ranks(tmp_path):
     assert saved[0] == saved[1] == saved[2]
     for ranks in (2, 3):
         assert launch("save_cases:shards", ranks, 60, folder=str(tmp_path), save=False) == [saved[0]] * ranks
+
+
+def test_ranks_do_not_import_what_only_old_checkpoints_and_measuring_need():
+    """A second and a half on every rank, before the first step."""
+    code = "import sys, moeyard.runtime; print([m for m in ('torch.distributed.checkpoint', 'torch.distributed.tensor', 'scipy.optimize') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

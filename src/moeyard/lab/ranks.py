@@ -29,6 +29,7 @@ PORT = 29500
 def prepare(cluster: Cluster, *, kernels: bool, modules: Sequence[str] = ()) -> None:
     """Import (also `modules`; one that fails here fails on the ranks, which say so), and compile or load the planning kernels, once, before the ranks are forked. No torch operation: its threads
     would not survive the fork."""
+    import scipy.optimize  # noqa: F401
     import torch.distributed  # noqa: F401
 
     import moeyard.runtime  # noqa: F401

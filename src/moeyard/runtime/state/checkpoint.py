@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from moeyard.runtime.agree.floor import Floor
 from moeyard.runtime.roles import Company
 from moeyard.runtime.state import folders
 from moeyard.runtime.state import training_state as parts
-from moeyard.runtime.state.dcp import PickledCheckpoint
 from moeyard.runtime.state.folders import latest, read_about
 from moeyard.runtime.state.index import INDEX, parse_index, write_index
 from moeyard.runtime.state.logical import Held, LogicalStack, held
@@ -41,6 +40,9 @@ from moeyard.runtime.state.staging import Buffer, Staging
 from moeyard.runtime.state.values import encode
 from moeyard.runtime.state.writing import Offer, Written, index_of, offer_of, share_out, write_file
 from moeyard.version import __version__
+
+if TYPE_CHECKING:
+    from moeyard.runtime.state.dcp import PickledCheckpoint
 
 __all__ = [
     "Resumed",
@@ -216,6 +218,10 @@ def _open(
     path: Path, about: dict[str, Any], floor: Floor | None, allow_pickle: bool
 ) -> StoredCheckpoint | PickledCheckpoint:
     if about["format"] == folders.PICKLED:
+        from moeyard.runtime.state.dcp import (
+            PickledCheckpoint,
+        )  # what it needs of torch takes a second to import, on every rank
+
         return PickledCheckpoint(path, floor, allow_pickle)
     return StoredCheckpoint(path, parse_index(path, folders.read_index(path, about, INDEX)))
 
