@@ -119,7 +119,7 @@ def measure_cluster(probe: Probe) -> Cluster:
         sizes = probe.sizes(cluster.scale_out, next_node)
         rate, rails = _measure_rails(probe, sizes, tiny)
         changes |= {"scale_out": Port(rate, tiny), "rails": rails}
-        changes["contention"] = _contention(probe, sizes[1]) or cluster.contention
+        changes["contention"] = _contention(probe, sizes) or cluster.contention
     if cluster.datacenters > 1:
         changes["wan"] = _measure_wan(probe, changes.get("contention", cluster.contention))
     return cluster.but(**changes)
@@ -213,20 +213,21 @@ def _rails(
     return rate, np.where(given > 0, factor, 0.0)
 
 
-def _contention(probe: Probe, size: int) -> Contention | None:
-    """The law that fits what several messages at once into every nic cost; None where it cannot be told: NCCL runs the messages of a
-    pair one after another, and a dead rail has no flows to count."""
+def _contention(probe: Probe, sizes: tuple[int, int]) -> Contention | None:
+    """The law that fits what several messages at once into every nic cost its rate; None where it cannot be told: NCCL runs the messages of
+    a pair one after another, and a dead rail has no flows to count. Between two sizes, as a rate is: what every message costs the
+    host, however long, is no loss of the nic's."""
     cluster = probe.cluster
     flows = [f for f in FLOWS if f <= (cluster.nodes_per_datacenter - 1) * cluster.ranks_per_node]
     if probe.deck.device.type != "cpu" or not (cluster.rails > 0).all() or len(flows) < 3:
         return None
     sharing = int(np.bincount(cluster.nic_G).max())
-    seconds = []
+    deck, rates = probe.deck, []
     for count in flows:
-        rows = torch.zeros(count, size // count, dtype=torch.uint8)
-        act = many_at_once(probe.deck.rank, probe.deck.channels, cluster, rows)
-        seconds.append(_least(probe.times(act, 3)))
-    law = fit_contention([f * sharing for f in flows], np.maximum(1.0, np.array(seconds) / seconds[0]))
+        rows = [torch.zeros(count, size // count, dtype=torch.uint8) for size in sizes]
+        acts = [many_at_once(deck.rank, deck.channels, cluster, one) for one in rows]
+        rates.append(_rate(sizes, [_least(probe.times(act, 3)) for act in acts]))
+    law = fit_contention([f * sharing for f in flows], np.maximum(1.0, rates[0] / np.array(rates)))
     return Contention(round(law.loss, 5), round(law.knee, 3), law.ceiling)
 
 
