@@ -24,15 +24,16 @@ def test_all_ranks_know_the_same_links_and_measure_once(tmp_path):
     heard = launch("link_cases:known", 4, 100, folder=str(tmp_path))
     for links in zip(*([one for one, _ in told] for told in heard), strict=True):
         assert all(one == links[0] for one in links)
-    (first, took), (again, none), (inside, other), (spoilt, anew) = heard[0]
+    (first, took), (again, none), (inside, other), (spoilt, anew), (changed, unlike) = heard[0]
     assert took > 0
     assert none == 0
     assert again == first
     assert other > 0  # one node of four ranks is another cluster
     assert anew > 0
-    for one in (first, spoilt):
+    assert unlike > 0  # what was kept is not what a look at the links shows
+    for one in (first, spoilt, changed):
         assert one["scale_out"][0] > 1e6
-        assert 0 < one["scale_out"][1] < 1
+        assert 1e-7 < one["scale_out"][1] < 1
     assert inside["scale_out"] != first["scale_out"]
 
 
