@@ -50,7 +50,7 @@ def judge_errors(row: Row, job: Job, survivors: list[int], hung: list[int], sinc
     for rank in survivors:
         found = [one for one in read_log(job.notes, rank) if one["kind"] == "error"]
         if rank in hung:
-            said = (Path(job.notes) / f"out{rank}").read_text()[-12000:]
+            said = (Path(job.notes) / f"out{rank}").read_text()[-16000:]
             row.wrong(f"rank {rank} hangs ({found[-1]['text'][:200] if found else 'no error'}): {said}")
         elif not found:
             row.wrong(f"rank {rank} ended without an error")

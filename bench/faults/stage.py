@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -41,6 +42,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def threads_of(pid: int) -> list[str]:
+    """What the system knows of a process that may not answer: name, state and where in the kernel each thread waits."""
+    found = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        with contextlib.suppress(OSError):
+            state = task.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+            words = (task.joinpath(name).read_text().strip() for name in ("comm", "wchan", "syscall"))
+            found.append(" ".join([state, *words]))
+    return found
 
 
 class World:
@@ -105,6 +117,8 @@ class World:
             left = [rank for rank in ranks if rank not in self.ended]
             if not left or time.monotonic() > end:
                 for rank in left:  # where it hangs, into its output
+                    with (Path(self.job.notes) / f"out{rank}").open("a") as out:
+                        print(*threads_of(self.pids[rank]), sep="\n", file=out)
                     os.kill(self.pids[rank], signal.SIGUSR1)
                 time.sleep(0.5 if left else 0.0)
                 return left

@@ -378,6 +378,7 @@ def be(job: Job, rank: int, board: Any) -> None:
     for stream in (1, 2):
         os.dup2(out, stream)
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+    faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     Rank(job, rank, board).run()
