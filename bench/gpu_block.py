@@ -33,6 +33,25 @@ TINY = (64, 256, 128, 8, 2)
 CEILING = 8192
 
 
+def stacks_of(shape):
+    """Bytes of the weights and of their gradients."""
+    _, hidden, inner, experts, _ = shape
+    return 2 * 2 * 3 * experts * hidden * inner
+
+
+def least_of(shape):
+    """Bytes that a block holds at its highest if it saves the gate/up product and gathers rows for a grouped matmul: with weights, tokens and
+    the gradient of the result, in the better of two orders. The gradient of `down` first: the gradient of `gate_up` is made from the
+    product's, beside both. Or last: from the inner rows, which lie beside the product until then."""
+    tokens, hidden, inner, _, top_k = shape
+    stacks, rows = stacks_of(shape), tokens * top_k
+    always = stacks // 2 + 2 * (2 * tokens * hidden + rows * hidden)
+    product, half, gate_up = 4 * rows * inner, 2 * rows * inner, stacks // 3
+    first = always + stacks // 2 + product
+    last = always + max(gate_up + product + half, stacks // 2 + half)
+    return min(first, last)
+
+
 def layer(shape, zipf, seed=0):
     """Leaves and choices of one layer on the device."""
     import torch
@@ -134,9 +153,9 @@ def measure(name, rounds, hf):
     import torch
 
     shape = SHAPES[name]
-    tokens, hidden, inner, experts, top_k = shape
+    tokens, hidden, inner, _, top_k = shape
     work = 18 * tokens * top_k * hidden * inner  # six matmuls, each 2 * m * n * k, gate/up ones twice as wide
-    stacks = 2 * 2 * 3 * experts * hidden * inner  # bytes of the weights and of their gradients
+    stacks = stacks_of(shape)
     square = [torch.randn(CEILING, CEILING, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     cool = alternate({"ceiling": partial(torch.mm, *square)}, 10)["ceiling"]
     del square

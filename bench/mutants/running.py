@@ -284,6 +284,13 @@ RUNNING = [
         f"{_WATCH}::test_all_groups_of_a_device_are_aborted_together",
     ),
     Mutant(
+        "torch's watchdog sleeps with a lock that exchanges want",
+        "runtime/transport/channels.py",
+        ', "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}',
+        "}",
+        f"{_WATCH}::test_torchs_watchdog_leaves_our_groups_alone",
+    ),
+    Mutant(
         "a work that never ends is not told of",
         "runtime/faults/vigil.py",
         "if not done and waited > self._longest:",

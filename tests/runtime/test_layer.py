@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize  # noqa: E402
 from moeyard.errors import InvalidModel  # noqa: E402
 from moeyard.runtime.block import expert_block  # noqa: E402
 from moeyard.runtime.hf.parallelize import ExpertNames  # noqa: E402
-from moeyard.runtime.layers.experts import MoELayer  # noqa: E402
+from moeyard.runtime.layers.experts import MoELayer, TopKRouter  # noqa: E402
 from moeyard.runtime.layers.share import refuse_altered  # noqa: E402
 
 
@@ -30,6 +30,32 @@ def test_a_layer_begins_alike_on_any_number_of_ranks(ranks):
             assert torch.equal(getattr(share, name), getattr(whole, name)[share.own])
     assert not torch.equal(whole.gate_up, other.gate_up)
     assert not torch.equal(whole.gate_up.flatten()[:50], whole.down.flatten()[:50])
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_router_takes_the_likeliest_and_says_how_likely(normalise):
+    """Against softmax, top-k and quotient one after another, gradients too."""
+    torch.manual_seed(3)
+    router = TopKRouter(6, 9, 3, normalise=normalise, dtype=torch.float64)
+    x = torch.randn(20, 6, dtype=torch.float64, requires_grad=True)
+    state = router(x)
+    likely = (x @ router.weight.T).exp()
+    likely = likely / likely.sum(-1, keepdim=True)
+    weights, index = torch.sort(likely, dim=-1, descending=True)
+    weights, index = weights[:, :3], index[:, :3]
+    if normalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    assert torch.equal(state.index, index)
+    for found, wanted in ((state.weights, weights), (state.probabilities, likely)):
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=0)
+    given = torch.randn(20, 3, dtype=torch.float64)
+    leaves = (x, router.weight)
+    for found, wanted in zip(
+        torch.autograd.grad(state.weights, leaves, given),
+        torch.autograd.grad(weights, leaves, given),
+        strict=True,
+    ):
+        assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-13)
 
 
 def test_a_layer_whose_experts_are_all_here_refuses_what_is_no_expert():

@@ -23,7 +23,7 @@ from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: 
 from moeyard.runtime.faults.verdict import BEHIND, IDLE, Verdict, error_of, judge, whereabouts  # noqa: E402
 from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
 from moeyard.runtime.transport.behind import BehindThread  # noqa: E402
-from moeyard.runtime.transport.channels import abort_groups  # noqa: E402
+from moeyard.runtime.transport.channels import abort_groups, make_group  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 LONG = timedelta(seconds=20)
@@ -306,6 +306,21 @@ def test_all_groups_of_a_device_are_aborted_together():
     abort_groups([], torch.device("cpu"))
     assert running == set()
     assert time.monotonic() - began < 1.5
+
+
+def test_torchs_watchdog_leaves_our_groups_alone(monkeypatch):
+    """It would end the process unnamed, and before that sleep with a lock that the next exchange waits for."""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC")
+    monkeypatch.setenv(names[0], "3")
+    monkeypatch.delenv(names[1], raising=False)
+    seen = []
+    monkeypatch.setattr(
+        dist, "new_group", lambda *_, **named: seen.append([os.environ.get(name) for name in names])
+    )
+    make_group([0, 1], "nccl", 5.0)
+    make_group([0, 1], "gloo", 5.0)
+    assert seen == [["0", "0"], ["3", None]]
+    assert [os.environ.get(name) for name in names] == ["3", None]
 
 
 class Work:

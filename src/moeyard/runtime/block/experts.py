@@ -46,6 +46,7 @@ def expert_block(
     counts: Sequence[int] | None = None,
     again: Again | None = None,
     kernels: str = "auto",
+    refuse: str | None = None,
 ) -> torch.Tensor:
     """y[T, D] = sum over k of weights[t, k] * expert(x[t]), expert index[t, k]; the plain sum if weights is None.
 
@@ -54,7 +55,8 @@ def expert_block(
     [rows, out of gate_up] to the inner rows; so without a gate, with gate and up interleaved, or clipped.
     An expert may be chosen twice by a token; an index outside 0..E-1 adds nothing, and its weight gets gradient zero.
     counts: rows per expert, if the host knows them: spares a wait where torch has no grouped matmul.
-    again: the stacks are not saved; this gives them in the backward pass. kernels: auto, plain or triton.
+    again: the stacks are not saved; this gives them in the backward pass. kernels: auto, plain or triton. refuse: what the device is
+    to say of an index outside, instead of leaving it out; the host does not wait for it.
     """
     _check(x_TD, (("gate_up", gate_up), ("down", down)), (gate_up_bias, down_bias), transposed)
     if (
@@ -77,7 +79,7 @@ def expert_block(
         )
     form = _form(x_TD, gate_up, down, activation, join, (transposed, counts, again, kernels))
     return RoutedExperts.apply(  # type: ignore[no-untyped-call,no-any-return]
-        x_TD, weights_TK, gate_up, down, gate_up_bias, down_bias, index_TK, form
+        x_TD, weights_TK, gate_up, down, gate_up_bias, down_bias, index_TK, form._replace(refuse=refuse)
     )
 
 

@@ -35,6 +35,7 @@ class Form(NamedTuple):
     again: (
         Again | None
     )  # the stacks lie in a workspace that is read again in the backward pass, instead of saved
+    refuse: str | None = None  # what is said of a choice outside; None: it adds nothing
 
 
 class Stacks(NamedTuple):
@@ -163,6 +164,8 @@ class RoutedExperts(torch.autograd.Function):
         with plain_precision(x):
             parts, stacks = form.parts, Stacks(gate_up, down, gate_up_bias, down_bias)
             routing = parts.route(index, gate_up.shape[0])
+            if form.refuse is not None:  # every choice has a row of an expert
+                torch._assert_async(routing.ends[-1] == index.numel(), form.refuse)
             product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
             y = parts.gather_sum(rest(), routing, weights)
         saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]

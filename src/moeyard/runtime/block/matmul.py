@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch.nn import functional
@@ -23,15 +23,18 @@ def grouped_matmul_fits(rows: torch.Tensor, shape: Sequence[int]) -> bool:
 
     shape: of the stack of matrices, [E, ., .], that goes in or comes out.
     """
-    if not (
-        hasattr(functional, "grouped_mm") and rows.dtype in _TYPES and rows.shape[0] > 0 and shape[0] > 0
-    ):
+    return rows.shape[0] > 0 and _fits(rows.dtype, rows.device, tuple(shape))
+
+
+@lru_cache(maxsize=1024)
+def _fits(dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> bool:
+    if not (hasattr(functional, "grouped_mm") and dtype in _TYPES and shape[0] > 0):
         return False
-    if any(width == 0 or width * rows.element_size() % 16 for width in shape[1:]):
+    if any(width == 0 or width * dtype.itemsize % 16 for width in shape[1:]):
         return False
-    if rows.device.type != "cuda":
+    if device.type != "cuda":
         return True
-    return rows.dtype == torch.bfloat16 and shape[0] < _MOST and _grouped_on(rows.device)
+    return dtype == torch.bfloat16 and shape[0] < _MOST and _grouped_on(device)
 
 
 def times(

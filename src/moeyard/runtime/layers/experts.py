@@ -16,6 +16,7 @@ from moeyard.errors import InvalidModel
 from moeyard.planners.static import static_homes
 from moeyard.runtime.block import expert_block, grouped_experts, initial_experts
 from moeyard.runtime.block.compiled import outside_graphs
+from moeyard.runtime.block.fused import plain_precision
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.chunks import through_experts
 from moeyard.runtime.layers.dispatch import Route
@@ -55,13 +56,15 @@ class TopKRouter(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> RouterState:
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        with torch.autocast(x_TD.device.type, enabled=False):  # a choice between experts needs its precision
+        with plain_precision(x_TD):  # a choice between experts needs its precision
             logits = functional.linear(x_TD.to(wide), self.weight.to(wide))
             probabilities = torch.softmax(logits, dim=-1)
-        weights, index = torch.topk(probabilities, self.top_k, dim=-1)
-        if self.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return RouterState(probabilities, index, weights)
+            if not self.normalise:
+                weights, index = torch.topk(probabilities, self.top_k, dim=-1)
+                return RouterState(probabilities, index, weights)
+            # Rescaled to sum to one, the k largest are the softmax of their logits: a sum and a quotient less, forth and back.
+            chosen, index = torch.topk(logits, self.top_k, dim=-1)
+            return RouterState(probabilities, index, torch.softmax(chosen, dim=-1))
 
 
 class MoELayer(nn.Module):
@@ -163,12 +166,9 @@ class MoELayer(nn.Module):
     def alone(self, x_TD: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """All experts are here: nobody to agree with and nothing to send, so the host need not wait for the counts. It cannot say
         which choice was wrong, either: the device does."""
-        fine = ((index >= 0) & (index < self.num_experts)).all()
-        torch._assert_async(
-            fine, f"{self.name}: a router chose an expert outside 0..{self.num_experts - 1}; mend the router"
-        )
         stacks = (stack.to(x_TD.dtype) for stack in (self.gate_up, self.down))
-        return expert_block(x_TD, index, weights, *stacks, activation=self.activation)
+        refuse = f"{self.name}: a router chose an expert outside 0..{self.num_experts - 1}; mend the router"
+        return expert_block(x_TD, index, weights, *stacks, activation=self.activation, refuse=refuse)
 
     def _compute(
         self, rows: torch.Tensor, route: Route, gathered: Sequence[torch.Tensor], hosted: Hosted | None

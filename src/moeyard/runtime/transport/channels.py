@@ -29,7 +29,9 @@ from moeyard.runtime.faults.rails import still_alive
 from moeyard.runtime.transport.launches import LANES
 
 RAIL_BACKEND = "moeyard_rail"
-_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# torch's NCCL watchdog ends the process when a peer is gone, without naming it; before that it sleeps for a minute, holding a lock that
+# every further call on the group wants. Our groups have a vigil of their own.
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
 _BEYOND = 120.0  # seconds that torch's own time-out comes after ours
 _ALL_PAIRS = 64  # ranks up to which all pairs are connected at start on NCCL
 CROSS = -1  # the rail of a message between ranks whose nics share no rail
@@ -64,18 +66,18 @@ def make_group(ranks: Sequence[int], backend: str, timeout: float, options: Any 
 
 @contextmanager
 def _left_alone(backend: str) -> Iterator[None]:
-    """torch's NCCL watchdog ends the process when a peer is gone, without naming it; our groups have a vigil of their own. A group
-    reads the variable when it is made."""
-    before = os.environ.get(_HANDLING)
-    if backend == "nccl":
-        os.environ[_HANDLING] = "0"
+    """By torch's watchdog. A group reads the variables when it is made."""
+    ours = _NO_WATCHDOG if backend == "nccl" else {}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ |= ours
     try:
         yield
     finally:
-        if before is not None:
-            os.environ[_HANDLING] = before
-        elif backend == "nccl":
-            del os.environ[_HANDLING]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
