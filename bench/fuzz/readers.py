@@ -223,9 +223,13 @@ def company():
     import torch.distributed as dist
 
     from moeyard.runtime.agree.floor import Floor
+    from moeyard.runtime.transport.buffers import Workspace
 
     return SimpleNamespace(
-        dense_control=dist.group.WORLD, floor=lambda call, behind=False: Floor(call, dist.group.WORLD), size=1
+        dense_control=dist.group.WORLD,
+        floor=lambda call, behind=False: Floor(call, dist.group.WORLD),
+        size=1,
+        workspace=Workspace(),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from bench import replica_training as training
 from bench.replica_training import Case
@@ -31,6 +33,7 @@ def everything(rank, world, exact, near):
             "corrupted": corrupted(yard),
             "replaced": replaced(yard),
             "again": again(yard),
+            "healed": healed(yard),
         }
 
 
@@ -119,24 +122,45 @@ def again(yard):
     return [torch.equal(found[0], one) for one in found[1:]]
 
 
+def healed(yard):
+    """An expert that is no number in one place for one forward, as after a bad step: whether all that is hosted is finite then, and after."""
+    found = {}
+    for codec in ("bits:1", "pick:8", "topk:8", "residual:4"):
+        yard.choose(codec=codec, **training.REPLICAS)
+        layer, x = layer_of(yard), rows_of(yard.rank)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+        for _ in range(3):
+            step(layer, optimizer, yard, x)
+        stack = next(one for one in layer.parameters() if one.ndim == 3)
+        kept = stack.detach().clone()
+        with torch.no_grad():
+            stack.view(-1)[5] = float("nan")
+            layer(x)
+            wrong = int((~hosted(yard, layer).isfinite()).sum())
+            stack.copy_(kept)
+            layer(x)
+        found[codec] = wrong, int((~hosted(yard, layer).isfinite()).sum())
+    return found
+
+
 def hosted(yard, layer):
     """All that this rank holds for the layer, flat."""
     kept = yard.workspace._buffers.items()
     return torch.cat([one.flatten() for (key, _, _), one in kept if key.startswith(f"layer {layer.site}/")])
 
 
+@contextmanager
+def two_layers(world, codec):
+    """(a yard, two layers, their optimizer): every copy is compared with what its home says, before every use."""
+    options = {"scheduler": "direct", "timeout": 60, "checked": True, "codec": codec}
+    with yr.Yard(cluster=cluster_of(world), **options, **training.REPLICAS) as yard:
+        layers = torch.nn.Sequential(layer_of(yard), layer_of(yard))
+        yield yard, layers, torch.optim.AdamW(layers.parameters(), lr=1e-3)
+
+
 def trained(rank, world, codec, folder, first, last, save=None):
     """(losses, anchors of all ranks, step by step; copies compared): from a checkpoint, where not from the start."""
-    with yr.Yard(
-        cluster=cluster_of(world),
-        scheduler="direct",
-        timeout=60,
-        checked=True,
-        codec=codec,
-        **training.REPLICAS,
-    ) as yard:
-        layers = torch.nn.Sequential(layer_of(yard), layer_of(yard))
-        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+    with two_layers(world, codec) as (yard, layers, optimizer):
         if first:
             assert yr.load_checkpoint(folder, layers, optimizer, yard).step == first - 1
         losses, anchors = [], []
@@ -150,25 +174,37 @@ def trained(rank, world, codec, folder, first, last, save=None):
 
 
 def gone_back(rank, world, codec, folder):
-    """(losses after a checkpoint; the same after going back to it, copies compared)."""
-    with yr.Yard(
-        cluster=cluster_of(world),
-        scheduler="direct",
-        timeout=60,
-        checked=True,
-        codec=codec,
-        **training.REPLICAS,
-    ) as yard:
-        layers = torch.nn.Sequential(layer_of(yard), layer_of(yard))
-        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+    """(losses after a checkpoint, and each time after going back to it; copies compared; experts mended after each of the times)."""
+    with two_layers(world, codec) as (yard, layers, optimizer):
         for _ in range(4):
             step_all(layers, optimizer, yard)
         yr.save_checkpoint(folder, layers, optimizer, yard, step=3)
-        found = []
-        for _ in range(2):
-            found.append([step_all(layers, optimizer, yard) for _ in range(4)])
+        losses, mended = [], []
+        for _ in range(3):
+            before = yard.workspace.tally["mended"]
+            losses.append([step_all(layers, optimizer, yard) for _ in range(4)])
+            mended.append(yard.workspace.tally["mended"] - before)
             yr.load_checkpoint(folder, layers, optimizer, yard)
-        return *found, yard.workspace.compared
+        return losses, yard.workspace.compared, mended
+
+
+def room(rank, world, codecs):
+    """{codec: (bytes that the yard says its copies take at most, bytes that they take after two steps)}, and the line without."""
+    found = {}
+    for codec in codecs:
+        with two_layers(world, codec) as (yard, layers, optimizer):
+            said = yard.memory(layers, 16, 1, 32, torch.float32)
+            for _ in range(2):
+                step_all(layers, optimizer, yard)
+            taken = 0
+            for chain in yard.workspace.chains.values():
+                arrays = [getattr(one, "held", getattr(one, "halves", None)) for one in chain.copies.values()]
+                shared = {
+                    id(one.shared): one.shared for one in chain.copies.values() if hasattr(one, "shared")
+                }
+                taken += sum(one.nbytes for one in (*arrays, *shared.values()))
+            found[codec] = said.copies, taken, said.most - 3 * said.most_rows * said.row_bytes
+    return found
 
 
 def step_all(layers, optimizer, yard):

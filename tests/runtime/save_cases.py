@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 import moeyard.runtime as yr
 from moeyard.runtime.agree.floor import Floor
+from moeyard.runtime.transport.buffers import Workspace
 
 
 def prepare():
@@ -22,7 +23,11 @@ def shards(rank, world, folder, save):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
     group = dist.group.WORLD
     yard = SimpleNamespace(
-        dense_control=group, floor=lambda call, behind=False: Floor(call, group), size=1, rank=rank
+        dense_control=group,
+        floor=lambda call, behind=False: Floor(call, group),
+        size=1,
+        rank=rank,
+        workspace=Workspace(),
     )
     if save:
         torch.manual_seed(1)

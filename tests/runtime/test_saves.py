@@ -28,6 +28,7 @@ from moeyard.runtime.state import checkpoint, logical  # noqa: E402
 from moeyard.runtime.state.index import check_whole  # noqa: E402
 from moeyard.runtime.state.logical import LogicalStack  # noqa: E402
 from moeyard.runtime.state.values import decode, encode  # noqa: E402
+from moeyard.runtime.transport.buffers import Workspace  # noqa: E402
 
 pytestmark = pytest.mark.runtime
 OLD = Path(__file__).resolve().parent.parent / "hf" / "written_by_0_1"
@@ -41,7 +42,11 @@ def yard():
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         group = dist.group.WORLD
         yield SimpleNamespace(
-            dense_control=group, floor=lambda call, behind=False: Floor(call, group), size=1, rank=0
+            dense_control=group,
+            floor=lambda call, behind=False: Floor(call, group),
+            size=1,
+            rank=0,
+            workspace=Workspace(),
         )
         dist.destroy_process_group()
 

@@ -68,8 +68,9 @@ class Options:
         if self.codec is None or cluster.datacenters > 1:
             return
         if not all(one.everywhere for one in by_layer(self.codec).values()):
+            everywhere = ",".join(f"{part.removesuffix('@all')}@all" for part in self.codec.split(","))
             raise InvalidCluster(
-                f"codec {self.codec!r} is for hops between datacenters, and the cluster has one; write {self.codec}@all for all hops"
+                f"codec {self.codec!r} is for hops between datacenters, and the cluster has one; write {everywhere} for all hops"
             )
 
     def digest(self, cluster: Cluster | None) -> int:

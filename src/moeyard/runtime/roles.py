@@ -3,7 +3,7 @@
 Member      who and where am I
 Crew        exchanges: agree on counts, plan, send
 Hosts       a crew that also chooses hosts for experts, and computes
-Company     process groups for what is not planned: gradients, losses, checkpoints
+Company     process groups for what is not planned: gradients, losses, checkpoints; memory that layers share
 Base        both: what a whole model needs
 Links       a base whose rails can be measured
 """
@@ -115,6 +115,8 @@ class Company(Member, Protocol):
     @property
     def data_group(self) -> Any: ...
     def floor(self, call: str, *, behind: bool = False) -> Floor: ...  # for a collective of all these ranks
+    @property
+    def workspace(self) -> Workspace: ...
 
 
 class Base(Hosts, Company, Protocol):

@@ -34,6 +34,7 @@ class Near:
 
     def __init__(self, codec: Codec, anchor: torch.Tensor) -> None:
         self.codec, self.held = codec, anchor.to(torch.float32, copy=True)
+        self.finite = _finite(anchor)
 
     def encode(self, master: torch.Tensor) -> torch.Tensor:
         words = torch.zeros(self.codec.words(len(master)), dtype=torch.int32, device=master.device)
@@ -48,7 +49,9 @@ class Near:
 
     def strayed(self, master: torch.Tensor) -> bool:
         some = master[::_SAMPLE].float()
-        return bool((some - self.held[::_SAMPLE]).norm() > _FAR * some.norm())
+        far = (some - self.held[::_SAMPLE]).norm() > _FAR * some.norm()
+        # A NaN, there or here, is its whole block's after a message, or nobody's; and no difference leads back from it.
+        return bool(far) or not (self.finite and _finite(master))
 
 
 class Residual(Near):
@@ -65,7 +68,8 @@ class Residual(Near):
         super().decode(words)
 
     def strayed(self, master: torch.Tensor) -> bool:
-        return False  # it always has: an anchor would be gone with the next message
+        # It is always far away, and an anchor would be gone with the next message. But one expert's NaN is in the mean, so in all.
+        return not _finite(self.held)
 
 
 class Exact:
@@ -88,6 +92,10 @@ class Exact:
 
     def strayed(self, master: torch.Tensor) -> bool:
         return False
+
+
+def _finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values.sum(dtype=torch.float32)))
 
 
 def held_copy(codec: Codec, anchor: torch.Tensor) -> HeldCopy:

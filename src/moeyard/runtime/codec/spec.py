@@ -96,10 +96,13 @@ def by_layer(text: str) -> dict[int | None, Codec]:
         layer, equals, name = part.rpartition("=")
         if equals and not layer.isdecimal():
             raise InvalidModel(f"codec {text!r}: {layer!r} is no layer; write bits:1,2=pick:8, layers from 0")
-        key = int(layer) if equals else None
+        key, codec = int(layer) if equals else None, Codec.parse(name)
         if key in found:
-            raise InvalidModel(f"codec {text!r}: {'layer ' + layer if equals else 'all layers'} named twice")
-        found[key] = Codec.parse(name)
+            twice = f"layer {key} has" if equals else "all layers have"
+            raise InvalidModel(
+                f"codec {text!r}: {twice} two; name one, or layers by number, as in bits:1,2=pick:8"
+            )
+        found[key] = codec
     return found
 
 

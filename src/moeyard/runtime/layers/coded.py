@@ -55,6 +55,7 @@ class Chain:
     copies: dict[int, HeldCopy] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
     job: Job | None = None  # the last one that changes the copies
+    loads: int = 0  # of the workspace, when copies were last anchored for one
 
 
 class Errand(NamedTuple):
@@ -86,7 +87,8 @@ class Coded:
         hops = copies.layer.hops_H4
         self.hops = hops[(hops[:, 0] == WAN) | self.codec.everywhere]
         self.tiers = [tier for tier in copies.tiers if self.covers(tier)]
-        self.chain: Chain = yard.workspace.chains.setdefault((site, dtype), Chain())
+        workspace = yard.workspace
+        self.chain: Chain = workspace.chains.setdefault((site, dtype), Chain(loads=workspace.loads))
         self.tally: Counter[str] = yard.workspace.tally
         self.errand: Errand | None = None
 
@@ -178,8 +180,11 @@ class Coded:
             self._share(carry, errand.mean, master)
         current = [e for e in errand.versions if e not in errand.anchors and self._home(e)]
         messages = errand.encoded or self._encode(current, master)
+        loads = self.yard.workspace.loads
+        loaded = loads != self.chain.loads and not (self.codec.exact or self.codec.shares)
         for expert in messages:
-            flags[expert] |= self.chain.copies[expert].strayed(master(expert))
+            flags[expert] |= loaded or self.chain.copies[expert].strayed(master(expert))
+        self.chain.loads = loads
         for tier in self.tiers:
             self._send_messages(carry, tier, errand, messages, flags)
             self._send_anchors(carry, tier, errand.anchors, errand.plans.get((tier.name, True)))

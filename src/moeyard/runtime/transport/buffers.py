@@ -60,6 +60,7 @@ class Workspace:
         self.ahead = self.spot = 0  # gathers used that had been begun ahead, and others
         self.compared = 0  # copies found equal to their masters so far
         self.chains: dict[Any, Any] = {}  # what a codec's receivers hold, by layer
+        self.loads = 0  # how often masters came from files: receivers then start anew
         self.tally: Counter[str] = (
             Counter()
         )  # of a codec: messages, anchors, bytes that this rank sent, how many crossed the wan; experts mended

@@ -123,6 +123,7 @@ def load_pretrained(model: nn.Module, folder: PathLike, yard: Base, *, strict: b
         plain = plain_tensors(inner)
         groups, unused, used = _groups(inner, files, plain)
         loaded: set[str] = set()
+        yard.workspace.loads += 1
         for target, group in groups.items():
             loaded |= _load_group(inner, files, plain, target, group)
         missing, unused = _excused(inner, plain, loaded, unused)
