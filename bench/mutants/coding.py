@@ -85,6 +85,13 @@ CODING = [
         f"{_RUNTIME}::test_a_value_that_is_no_number_asks_for_an_anchor_until_it_is_gone[nan-bits:1]",
     ),
     Mutant(
+        "nobody looks whether an anchor is what was signed",
+        "runtime/layers/coded.py",
+        "            flags[expert] |= not signed(row)\n",
+        "",
+        f"{_RUNTIME}::test_a_damaged_anchor_is_sent_again_and_then_an_error",
+    ),
+    Mutant(
         "a codec's copies take no memory",
         "runtime/transport/memory.py",
         "return self.replicas + self.gradients + self.copies",

@@ -89,6 +89,30 @@ def test_wrong_names_are_errors(monkeypatch, arguments):
     assert isinstance(done.exception, my.MoeyardError)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing here", "no place for the chapter"),
+        ("<!-- /rails -->\n<!-- rails: written by moeyard reproduce rails -->\n", "put it behind"),
+        (None, "No such file"),
+    ],
+)
+def test_a_document_without_room_is_said_before_the_work(monkeypatch, tmp_path, text, says):
+    begun = []
+    monkeypatch.setitem(
+        PAPERS, "rails", Paper("rails", "A paper", "arXiv 0", {"one": lambda: begun.append(1)})
+    )
+    document = tmp_path / "reproduce.md"
+    if text is not None:
+        document.write_text(text)
+    done = CliRunner().invoke(app, ["reproduce", "rails", "--document", str(document)])
+    assert says in str(done.exception)
+    nowhere = tmp_path / "none" / "page.html"
+    done = CliRunner().invoke(app, ["reproduce", "rails", "--page", str(nowhere)])
+    assert "there is no folder" in str(done.exception)
+    assert not begun
+
+
 def test_every_chapter_is_in_the_document(root):
     text = (root / "docs" / "reproduce.md").read_text()
     for paper in PAPERS.values():

@@ -31,9 +31,11 @@ def everything(rank, world, exact, near):
             "exact": [both(yard, "lossless", Case(*case), **options) for case, options in exact],
             "near": {codec: both(yard, codec, Case(*case)) for codec, case in near.items()},
             "corrupted": corrupted(yard),
+            "damaged": damaged(yard),
             "replaced": replaced(yard),
             "again": again(yard),
             "healed": healed(yard),
+            "slower": slower(yard),
         }
 
 
@@ -92,6 +94,40 @@ def corrupted(yard):
     return found
 
 
+def damaged(yard):
+    """{codec: experts mended in each step, where the first anchor of rank 0 is damaged on its way}; what is said where all its anchors are;
+    and the loss of a step after that."""
+    kept, found = coded.sign, {}
+
+    def flipped(anchor):
+        kept(anchor)
+        if yard.rank == 0 and wrong:
+            anchor[wrong.pop()] += 1
+
+    coded.sign = flipped
+    try:
+        for codec in ("bits:1", "lossless@all"):
+            yard.choose(codec=codec, **training.REPLICAS)
+            layer, x, mended = layer_of(yard), rows_of(yard.rank), []
+            optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+            for at in range(3):
+                wrong, before = [5] if at == 0 else [], yard.workspace.tally["mended"]
+                step(layer, optimizer, yard, x)
+                mended.append(yard.workspace.tally["mended"] - before)
+            found[codec] = mended
+        yard.choose(**training.REPLICAS)
+        layer, wrong = layer_of(yard), [5] * 100
+        try:
+            step(layer, optimizer, yard, x)
+        except yr.Mismatch as error:
+            found["twice"] = str(error), error.ranks
+        wrong = []
+        found["after"] = step(layer_of(yard), optimizer, yard, x)
+    finally:
+        coded.sign = kept
+    return found
+
+
 def replaced(yard):
     """Masters drawn anew between two steps, as by loading: experts mended then."""
     yard.choose(codec="pick:16", **training.REPLICAS)
@@ -103,6 +139,21 @@ def replaced(yard):
     layer.reset(7)
     step(layer, optimizer, yard, x)
     return yard.workspace.tally["mended"] - before
+
+
+def slower(yard):
+    """A wan that slows down between two steps: (anchors, messages) that this rank sends in the next one."""
+    yard.choose(codec="bits:1", **training.REPLICAS)
+    layer, x, cluster = layer_of(yard), rows_of(yard.rank), yard.cluster
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    for _ in range(4):
+        step(layer, optimizer, yard, x)
+    before = yard.workspace.tally.copy()
+    yard.set_cluster(cluster.but(wan=my.Port(1e8, 1e-3)))
+    step(layer, optimizer, yard, x)
+    sent = yard.workspace.tally - before
+    yard.set_cluster(cluster)
+    return sent["anchors"], sent["messages"]
 
 
 def again(yard):
@@ -189,7 +240,8 @@ def gone_back(rank, world, codec, folder):
 
 
 def room(rank, world, codecs):
-    """{codec: (bytes that the yard says its copies take at most, bytes that they take after two steps)}, and the line without."""
+    """{codec: (bytes that the yard says its copies take at most, that they take after two steps, that it says all that is kept of experts
+    takes; experts that crossed the wan)}."""
     found = {}
     for codec in codecs:
         with two_layers(world, codec) as (yard, layers, optimizer):
@@ -203,7 +255,8 @@ def room(rank, world, codecs):
                     id(one.shared): one.shared for one in chain.copies.values() if hasattr(one, "shared")
                 }
                 taken += sum(one.nbytes for one in (*arrays, *shared.values()))
-            found[codec] = said.copies, taken, said.most - 3 * said.most_rows * said.row_bytes
+            crossed = int(yard.control.gather([yard.workspace.tally["crossed"]]).sum())
+            found[codec] = said.copies, taken, said.most - 3 * said.most_rows * said.row_bytes, crossed
     return found
 
 

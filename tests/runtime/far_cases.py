@@ -94,8 +94,9 @@ def domains(rank, world, datacenters, nodes):
                 else:
                     step(f"{name}, checkpointed", again, [batch])
                 yard.choose(ahead=True)
-                watcher.bytes = 0
+                watcher.bytes, before = 0, yard.workspace.tally["crossed"]
                 step(f"{name}, ahead", (plain, ours), [batch])
+                assert yard.workspace.tally["crossed"] - before == watcher.bytes / size  # as they were sent
                 placement = planner(cluster, None, home_E=ours.layers[0].home_E)
                 hops = layer_plan(cluster, placement).hops_H4
                 copies[name] = watcher.bytes / size, 2 * int((hops[:, 0] == 2).sum())

@@ -1,5 +1,7 @@
 """Experts that travel by a codec: lossless is as if there were none, and what a lossy one's receivers hold is what their homes know."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from harness import launch
@@ -9,11 +11,12 @@ torch = pytest.importorskip("torch")
 from bench.codec_trial import Receivers, Trial  # noqa: E402
 
 import moeyard as my  # noqa: E402
+import moeyard.runtime as yr  # noqa: E402
 from moeyard.errors import InvalidCluster, InvalidModel, UnknownName  # noqa: E402
 from moeyard.reproduce.datacenters import one_bit  # noqa: E402
 from moeyard.runtime.codec.coders import decode, encode  # noqa: E402
 from moeyard.runtime.codec.copies import Exact, Near  # noqa: E402
-from moeyard.runtime.codec.message import CHANGED, SAME, kind_of, seal  # noqa: E402
+from moeyard.runtime.codec.message import CHANGED, SAME, TAIL, kind_of, seal, sign, signed  # noqa: E402
 from moeyard.runtime.codec.spec import Codec, by_layer, codec_of, coded_model  # noqa: E402
 from moeyard.runtime.layers.ahead import choose_placement  # noqa: E402
 from moeyard.runtime.options import Options  # noqa: E402
@@ -115,6 +118,20 @@ def test_bf16_of_the_reference_is_torchs():
     assert (to_bf16(values) == torch.from_numpy(values).bfloat16().float().numpy()).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 12, 1001])
+def test_an_anchor_that_is_not_what_was_signed_is_seen(dtype, width):
+    rows = torch.zeros((3, width + TAIL), dtype=dtype)
+    rows[:, :width] = torch.randn(3, width)
+    for row in rows:
+        sign(row)
+        assert signed(row)
+        for place in (0, width // 2, width - 1, width):  # the last: of the checksum itself
+            bad = row.clone()
+            bad.view(torch.uint8)[place * dtype.itemsize] ^= 1
+            assert not signed(bad)
+
+
 @pytest.mark.parametrize("name", ["bits:3", "pick:7", "topk:1", "topk:x", "zip", "", "bits:1@wan"])
 def test_an_unknown_codec_is_refused(name):
     with pytest.raises(UnknownName):
@@ -174,6 +191,17 @@ def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
 
 
 @pytest.mark.long
+def test_a_damaged_anchor_is_sent_again_and_then_an_error(found):
+    for rank in found:
+        told = rank["damaged"]
+        assert told["bits:1"] == told["lossless@all"] == [1, 0, 0]
+        assert "arrived with other bits than were sent, twice" in told["twice"][0]
+        assert told["twice"] == found[0]["damaged"]["twice"]
+        assert told["twice"][1] == (0,)
+        assert np.isfinite(told["after"])
+
+
+@pytest.mark.long
 def test_masters_that_are_loaded_anew_are_anchored(found):
     assert {rank["replaced"] for rank in found} == {found[0]["replaced"]}
     assert found[0]["replaced"] > 0
@@ -211,15 +239,24 @@ def test_going_back_to_a_checkpoint_in_a_living_yard(tmp_path):
 def test_a_yard_says_what_a_codecs_copies_take():
     told = launch("codec_cases:room", 4, 120, codecs=["bits:1", "lossless", "residual:4", "1=pick:8"])
     expert = 3 * 32 * 32 * 4
-    for codec, (said, _, _) in told[0].items():
+    for codec, (said, *_) in told[0].items():
         layers = 1 if codec == "1=pick:8" else 2
         assert said == layers * expert * (2 + (codec == "residual:4"))  # one at home, one slot
     for rank in told:
-        for said, taken, experts in rank.values():
+        for said, taken, experts, _ in rank.values():
             assert taken <= said
             assert experts == 2 * 2 * expert * 2 + said  # replicas, their gradients, and these
     for codec in told[0]:
         assert max(rank[codec][1] for rank in told) > 0
+    # by a message, an anchor or whole: every expert that crosses is counted, whatever carries it
+    assert len({crossed for *_, crossed in told[0].values()}) == 1
+    assert told[0]["bits:1"][3] > 0
+
+
+@pytest.mark.long
+def test_who_holds_a_copy_keeps_it_when_the_network_changes(found):
+    assert sum(rank["slower"][0] for rank in found) == 0
+    assert sum(rank["slower"][1] for rank in found) > 0
 
 
 @pytest.mark.long
@@ -252,6 +289,8 @@ def test_layers_may_have_codecs_of_their_own():
             by_layer(wrong)
     with pytest.raises(UnknownName):
         Options(codec={0: "bits:9"})
+    with pytest.raises(InvalidModel, match="codec is 1"):
+        Options(codec=1)
 
 
 def test_plans_count_what_crosses():
@@ -300,3 +339,12 @@ def test_a_codec_that_cannot_serve_is_refused():
         with pytest.raises(InvalidCluster, match=everywhere):
             Options(codec=given).check_for(alone)
         Options(codec=everywhere).check_for(alone)
+
+
+def test_what_is_refused_is_not_chosen():
+    port = my.Port(1e9, 0)
+    yard = object.__new__(yr.Yard)
+    yard.options, yard.world = Options(), SimpleNamespace(cluster=my.Cluster(2, 2, port, port))
+    with pytest.raises(InvalidCluster):
+        yard.choose(codec="bits:1")
+    assert yard.options.codec is None

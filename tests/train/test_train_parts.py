@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moeyard as my
+from moeyard.cli.train import in_lab
 from moeyard.errors import InvalidDemand, InvalidFile, MoeyardError, UnknownName
 from moeyard.provenance import Network, Provenance, Source
 from moeyard.runtime.agree.watcher import Mark, Queued
@@ -131,6 +132,15 @@ def test_options_are_checked(wrong, kind):
 def test_what_the_ranks_would_stumble_over_is_said_before_there_are_any(wrong, says):
     with pytest.raises(MoeyardError, match=says):
         check(Options("out", **wrong))
+
+
+def test_a_codec_for_one_datacenter_is_refused_before_an_earlier_run_is_set_aside(tmp_path):
+    done = tmp_path / "domains+codec" / "done.json"
+    done.parent.mkdir()
+    done.write_text("{}")
+    with pytest.raises(MoeyardError, match="bits:1@all"):
+        in_lab("lab-2x2", Options(str(tmp_path), modes=("domains+codec",)), quiet=True)
+    assert done.exists()
 
 
 def slow_divide(begin, end, spans, grain=1000):

@@ -130,7 +130,7 @@ def _place(given: Sequence[float], wan: int | None, more: int) -> tuple[dict[str
         raise MoeyardError(f"{wanted} wanted, got {got}; a rail is NODE RAIL, a wan port is --wan DATACENTER")
     if wan is not None:
         return {"wan": wan}, list(given)
-    if any(value != int(value) for value in given[:2]):
+    if not all(float(value).is_integer() for value in given[:2]):
         raise MoeyardError(f"a rail is NODE RAIL, two whole numbers, got {given[0]:g} {given[1]:g}")
     return {"node": int(given[0]), "rail": int(given[1])}, list(given[2:])
 

@@ -45,6 +45,10 @@ def run(
             raise UnknownName.of("table", name, chosen.findings)
     if document is not None and only:
         raise MoeyardError("--document writes the whole chapter; leave --only out")
+    if document is not None:
+        _around(document, chosen)  # before the work, which takes a while
+    if page is not None and not page.parent.is_dir():
+        raise MoeyardError(f"--page {page}: there is no folder {page.parent}; make it, or name another")
     findings = _work(chosen, only or list(chosen.findings))
     if document is not None:
         _write_chapter(document, chosen, findings)
@@ -86,6 +90,12 @@ def _write_chapter(path: Path, paper: Paper, findings: list[Finding]) -> None:
     """Replace what lies between this paper's marks."""
     from moeyard.reproduce import to_markdown
 
+    before, after = _around(path, paper)
+    path.write_text(before + to_markdown(paper, findings) + after, encoding="utf-8")
+
+
+def _around(path: Path, paper: Paper) -> tuple[str, str]:
+    """The text up to the first of this paper's marks and from the last, both with it."""
     first, last = (
         f"<!-- {paper.name}: written by moeyard reproduce {paper.name} -->",
         f"<!-- /{paper.name} -->",
@@ -94,8 +104,9 @@ def _write_chapter(path: Path, paper: Paper, findings: list[Finding]) -> None:
     if first not in text or last not in text:
         raise MoeyardError(f"{path}: no place for the chapter; put the lines {first!r} and {last!r} into it")
     before, rest = text.split(first, 1)
-    after = rest.split(last, 1)[1]
-    path.write_text(f"{before}{first}\n{to_markdown(paper, findings)}{last}{after}", encoding="utf-8")
+    if last not in rest:
+        raise MoeyardError(f"{path}: {last!r} stands before {first!r}; put it behind")
+    return f"{before}{first}\n", last + rest.split(last, 1)[1]
 
 
 def _write_page(path: Path, paper: Paper, findings: list[Finding]) -> None:

@@ -180,7 +180,7 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     from moeyard.train.resume import begin
 
     cluster = LabSpec.load(lab).cluster
-    check(options)
+    check(options, cluster)
     begin(options, {"lab": lab, "network": network})
     (Path(options.out) / STOP).unlink(missing_ok=True)
     began = time.monotonic()

@@ -264,7 +264,9 @@ class Watch:
             raise MoeyardError(f"unknown order {order!r}")
         seconds, after = request.get("seconds"), float(request.get("after") or 0.0)
         if seconds is not None and not 0 < float(seconds) < 1e6:
-            raise MoeyardError(f"seconds must be positive, got {seconds!r}; leave them out to break for good")
+            raise MoeyardError(
+                f"seconds must be above 0 and below a million, got {seconds!r}; leave them out to break for good"
+            )
         act = partial(ways[order], *where, *([float(request["factor"])] if order == "slow" else []))
         now = time.monotonic()
         if after > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
@@ -63,15 +64,16 @@ class Options:
         if self.codec is not None:
             by_layer(self.codec)
 
-    def check_for(self, cluster: Cluster) -> None:
-        """A codec that no hop would use is a mistake."""
+    def check_for(self, cluster: Cluster) -> Self:
+        """These options. A codec that no hop would use is a mistake."""
         if self.codec is None or cluster.datacenters > 1:
-            return
+            return self
         if not all(one.everywhere for one in by_layer(self.codec).values()):
             everywhere = ",".join(f"{part.removesuffix('@all')}@all" for part in self.codec.split(","))
             raise InvalidCluster(
                 f"codec {self.codec!r} is for hops between datacenters, and the cluster has one; write {everywhere} for all hops"
             )
+        return self
 
     def digest(self, cluster: Cluster | None) -> int:
         """What ranks compare: the version, the cluster and all of this."""

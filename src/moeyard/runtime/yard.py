@@ -187,7 +187,6 @@ class Yard:
         self.options.check_for(cluster)
         self.forecasts.forget()
         self.workspace.begun = None
-        self.workspace.chains.clear()  # whoever receives from now on gets an anchor
         self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
 
     # what roles ask for
@@ -304,8 +303,9 @@ class Yard:
 
     def choose(self, **changes: Any) -> None:
         """Plan with another scheduler, planner, slots, policy or model, or `checked`, from now on. Every rank calls this."""
-        self.options = in_force(replace(self.options, **changes))
+        self.options = in_force(replace(self.options, **changes)).check_for(self.cluster)
         self.workspace.resident = self.options.resident
+        self.workspace.chains.clear()  # another codec: whoever receives from now on gets an anchor
         self._plan_for(self.cluster)
         self.behind.close()
         self.behind = behind_of(self.options, self.transport, self.exchange, self._apart)

@@ -21,9 +21,11 @@ from moeyard.train.options import Options
 from moeyard.warm import warm_placements, warm_schedules
 
 
-def check(options: Options) -> None:
-    """What the ranks would stumble over, said once and before there are any: the family, its fields, the text, the trace."""
+def check(options: Options, cluster: Cluster | None = None) -> None:
+    """What the ranks would stumble over, said once and before there are any: the family, its fields, the text, the trace, a codec that
+    no hop of the cluster would use."""
     from moeyard.runtime.codec.spec import by_layer
+    from moeyard.runtime.options import Options as Planned
     from moeyard.train.model import make_config
     from moeyard.train.skew import shares
     from moeyard.train.text import Text
@@ -36,17 +38,16 @@ def check(options: Options) -> None:
         raise InvalidModel(
             f"codec {options.codec!r} names layer {beyond[0]}; the model has {config.num_hidden_layers}, numbered from 0"
         )
+    if cluster is not None:
+        for mode in set(options.modes) & set(CODED):
+            Planned(codec=options.yard(mode)["codec"]).check_for(cluster)
     Text(options.text)
     if options.skew is not None:
         shares(find_trace(options.skew), 0, num_experts(config))
 
 
 def prepare(cluster: Cluster, options: Options) -> None:
-    """A codec must have hops to serve. Compile what a run calls; then plan a small demand in every mode, for what only this cluster or these options call."""
-    for mode in set(options.modes) & set(CODED):
-        from moeyard.runtime.options import Options as Planned
-
-        Planned(codec=options.yard(mode)["codec"]).check_for(cluster)
+    """Compile what a run calls; then plan a small demand in every mode, for what only this cluster or these options call."""
     build.prepare("train")
     traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
     bound(cluster, traffic)

@@ -16,7 +16,7 @@ from moeyard.runtime.transport.detect import lab_place
 class WanMeter:
     """wan_bytes: what left all datacenters. In a shaped lab as its routers count it: rows, experts, gradients, control, headers, whatever
     was sent twice. Elsewhere the payload of the exchanges. wan_copies: experts that crossed, each as often as it did, from the
-    messages that the ranks sent; under a codec as it counts its own messages and anchors."""
+    messages that the ranks sent; under a codec as the gathers count their messages, anchors and whole experts."""
 
     def __init__(self, yard: Yard, row_bytes: int, expert_bytes: int) -> None:
         self.yard, self.row_bytes, self.expert_bytes = yard, row_bytes, expert_bytes

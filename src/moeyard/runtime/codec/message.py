@@ -1,6 +1,8 @@
 """One expert's message: int32 words, a head before what the codec writes. All of it is under a checksum.
 
 words    0 version    1 kind    2, 3 checksum    4.. what the codec writes
+
+An anchor is the expert's values with a tail of TAIL more, whose first bytes are the checksum.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from moeyard.kernels.codec.blocks import checksum
 from moeyard.runtime.codec.spec import HEAD
 
 CHANGED, SAME = 1, 2  # kinds: a difference follows; masters have not changed, hold what you hold
+TAIL = 64  # values: an anchor can be cut into as many rows as its expert
 _CHUNK = 1 << 22
 
 
@@ -43,3 +46,22 @@ def kind_of(words: torch.Tensor, version: int) -> int:
     if int(head[0]) != version or int(head[1]) not in (CHANGED, SAME) or checksum_of(plain) != said:
         return 0
     return int(head[1])
+
+
+def number_of(values: torch.Tensor) -> int:
+    """For the bits of an expert, [width]: other numbers, other experts."""
+    flat = values.contiguous().view(-1)
+    odd = flat.element_size() * len(flat) % 4
+    return checksum_of((torch.cat([flat, flat[-1:]]) if odd else flat).view(torch.int32))
+
+
+def sign(anchor: torch.Tensor) -> None:
+    """Write the tail."""
+    found = np.array([number_of(anchor[:-TAIL])], np.int64).view(np.uint8)
+    anchor[-TAIL:].view(torch.uint8)[: len(found)] = torch.from_numpy(found)
+
+
+def signed(anchor: torch.Tensor) -> bool:
+    """Whether it is what was signed, bit by bit."""
+    said = anchor[-TAIL:].view(torch.uint8)[:8].cpu().numpy().view(np.int64)
+    return int(said[0]) == number_of(anchor[:-TAIL])

@@ -86,6 +86,10 @@ def written(codec: str | Mapping[int, str] | None) -> str | None:
     """As one text, as options keep it."""
     if codec is None or isinstance(codec, str):
         return codec
+    if not isinstance(codec, Mapping):
+        raise InvalidModel(
+            f'codec is {codec!r}; give a name such as "bits:1", or names by layer, {{0: "bits:1"}}'
+        )
     return ",".join(f"{layer}={name}" for layer, name in sorted(codec.items())) or None
 
 

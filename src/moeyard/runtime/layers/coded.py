@@ -4,7 +4,7 @@
     cross       behind the training: encode at home, send along the tree, decode; then all ranks tell one another which messages were
                 not what they should be, and anchors follow at once
 
-An anchor is the whole expert; an expert's receivers all get one, or none. Everybody knows who holds which version; homes and receivers
+An anchor is the whole expert, signed; an expert's receivers all get one, or none. Everybody knows who holds which version; homes and receivers
 alone have the copies. A recomputed forward and the backward pass read what is held, and send nothing.
 """
 
@@ -23,8 +23,9 @@ from moeyard.errors import InvalidModel
 from moeyard.runtime.agree.agreement import make_plan
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.codec.copies import HeldCopy, Residual, held_copy
-from moeyard.runtime.codec.message import CHANGED, SAME, checksum_of, kind_of, seal
+from moeyard.runtime.codec.message import CHANGED, SAME, TAIL, kind_of, number_of, seal, sign, signed
 from moeyard.runtime.codec.spec import ROUND, Codec, filled
+from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.shared import Mean, find_mean, plan_mean
 from moeyard.runtime.layers.travel import travel
@@ -83,7 +84,7 @@ class Coded:
                 "a codec keeps what receivers hold between calls, by layer; give gather_experts the layer's site (yard.next_site())"
             )
         self.yard, self.copies, self.dtype, self.width = yard, copies, dtype, width
-        self.codec = codec
+        self.codec, self.site = codec, site
         hops = copies.layer.hops_H4
         self.hops = hops[(hops[:, 0] == WAN) | self.codec.everywhere]
         self.tiers = [tier for tier in copies.tiers if self.covers(tier)]
@@ -132,7 +133,7 @@ class Coded:
         verdict = self.yard.plan(Traffic(told, 8 * len(self.copies.placement.home_E)))
         mine = self.yard.rank
         here = frozenset(e for e, (home, holders) in wanted.items() if mine == home or mine in holders)
-        mean = plan_mean(self.yard, self._whole_cut()) if self.codec.shares else None
+        mean = plan_mean(self.yard, self._cut()) if self.codec.shares else None
         self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here, mean)
 
     def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
@@ -158,11 +159,13 @@ class Coded:
         number, src, dst, expert = self.hops.T
         mine = (number == TIERS.index(tier.name)) & np.isin(expert, sorted(experts))
         rows = np.bincount(src[mine] * ranks + dst[mine], minlength=ranks * ranks).reshape(ranks, ranks)
-        way = self._whole_cut() if whole else cut
+        way = self._cut(TAIL) if whole else cut
         return Traffic(rows * way.parts, way.row_bytes) if rows.any() else None
 
-    def _whole_cut(self) -> Cut:
-        return self.copies.cut(self.width, self.dtype.itemsize, self.yard.cluster, self.yard.behind.waves)
+    def _cut(self, more: int = 0) -> Cut:
+        """Of a whole expert, and so many values behind it."""
+        width, itemsize = self.width + more, self.dtype.itemsize
+        return self.copies.cut(width, itemsize, self.yard.cluster, self.yard.behind.waves)
 
     # behind the training
 
@@ -187,10 +190,10 @@ class Coded:
         self.chain.loads = loads
         for tier in self.tiers:
             self._send_messages(carry, tier, errand, messages, flags)
-            self._send_anchors(carry, tier, errand.anchors, errand.plans.get((tier.name, True)))
+            self._send_anchors(carry, tier, errand.anchors, errand.plans.get((tier.name, True)), flags)
         again = self._verdict(carry, errand, flags)
         if again:
-            self._mend(carry, again, master)
+            self._mend(carry, errand, again, master)
 
     def _share(self, carry: Carry, mean: Mean, master: Master) -> None:
         """Every copy here gets the mean of all experts, from which the next message starts."""
@@ -209,14 +212,14 @@ class Coded:
         for expert in filter(self._home, sorted(experts)):
             whole = master(expert)
             self.chain.copies[expert] = held_copy(self.codec, whole.to(self.dtype))
-            self.chain.seen[expert] = _bits_of(whole)
+            self.chain.seen[expert] = number_of(whole)
 
     def _encode(self, experts: Sequence[int], master: Master) -> dict[int, torch.Tensor]:
         """Messages of own experts, their kind in place; one that has not changed since keeps its receivers where they are."""
         made = {}
         for expert in filter(self._home, experts):
             whole = master(expert)
-            bits = _bits_of(whole)
+            bits = number_of(whole)
             # A checksum may be equal by chance: a lossy difference is then sent with the next, a lossless one must be sent.
             same = not self.codec.exact and self.chain.seen.get(expert) == bits
             if same:
@@ -251,17 +254,24 @@ class Coded:
         self.tally["bytes"] += leaving.numel() * 4
 
     def _send_anchors(
-        self, carry: Carry, tier: Tier, anchors: frozenset[int] | set[int], plan: Plan | None
+        self,
+        carry: Carry,
+        tier: Tier,
+        anchors: frozenset[int] | set[int],
+        plan: Plan | None,
+        flags: IntArray,
     ) -> None:
         if plan is None:
             return
         leave, arrive = (self._of(places, anchors, True) for places in (tier.leave, tier.arrive))
-        leaving = torch.empty((len(leave), self.width), dtype=self.dtype, device=self.yard.device)
+        leaving = torch.zeros((len(leave), self.width + TAIL), dtype=self.dtype, device=self.yard.device)
         for row, expert in zip(leaving, leave, strict=True):
-            row.copy_(self.chain.copies[expert].values(self.dtype))
-        arriving = travel(carry, plan, self._whole_cut(), leaving, len(arrive))
+            row[: self.width].copy_(self.chain.copies[expert].values(self.dtype))
+            sign(row)
+        arriving = travel(carry, plan, self._cut(TAIL), leaving, len(arrive))
         for row, expert in zip(arriving, arrive, strict=True):
-            self.chain.copies[expert] = held_copy(self.codec, row)
+            self.chain.copies[expert] = held_copy(self.codec, row[: self.width])
+            flags[expert] |= not signed(row)
         self.tally["anchors"] += len(leave)
         self.tally["crossed"] += len(leave) * (tier.name == TIERS[WAN])
         self.tally["bytes"] += leaving.numel() * leaving.element_size()
@@ -276,17 +286,26 @@ class Coded:
         carry(errand.verdict, False, theirs, mine)
         return set(np.flatnonzero(flags | theirs.amax(0).cpu().numpy()).tolist())
 
-    def _mend(self, carry: Carry, experts: set[int], master: Master) -> None:
+    def _mend(self, carry: Carry, errand: Errand, experts: set[int], master: Master) -> None:
         """Anchors for these, by plans that every rank makes for itself from what all know."""
         self._anchor_own(experts, master)
+        flags = np.zeros(len(self.copies.placement.home_E), np.int64)
         for tier in self.tiers:
-            traffic = self._traffic(tier, experts, True, self._whole_cut())
+            traffic = self._traffic(tier, experts, True, self._cut())
             if traffic is None:
                 continue
             options = self.yard.options
             plan = make_plan(self.yard.cluster, traffic, options.scheduler, self.yard.rank)
-            self._send_anchors(carry, tier, experts, plan)
+            self._send_anchors(carry, tier, experts, plan, flags)
         self.tally["mended"] += len(experts)
+        if damaged := sorted(self._verdict(carry, errand, flags)):
+            self.chain.links, self.chain.copies = {}, {}  # should the caller go on, all get anchors
+            homes = sorted({int(self.copies.placement.home_E[e]) for e in damaged})
+            raise Mismatch(
+                f"layer {self.site - 1}: anchors of experts {damaged}, at home on ranks {homes}, arrived with other bits than were sent, twice; "
+                f"look at the network between their datacenters, or go on without a codec",
+                [self.yard.ranks[home] for home in homes],
+            )
 
     # what is held
 
@@ -302,10 +321,3 @@ class Coded:
 
 def _reaches(link: Link | None, home: int, holders: frozenset[int]) -> bool:
     return link is not None and link.home == home and holders <= link.holders
-
-
-def _bits_of(values: torch.Tensor) -> int:
-    """A number for the bits of a master: other numbers, other masters."""
-    flat = values.contiguous().view(-1)
-    odd = flat.element_size() * len(flat) % 4
-    return checksum_of((torch.cat([flat, flat[-1:]]) if odd else flat).view(torch.int32))

@@ -22,12 +22,13 @@ from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.codec.spec import codec_of
-from moeyard.runtime.layers.coded import Coded
+from moeyard.runtime.layers.coded import WAN, Coded
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
 from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
 from moeyard.runtime.transport.behind import Carry, Job
+from moeyard.stepplan import TIERS
 
 _CHUNK = 1 << 22  # elements that a digest looks at together
 
@@ -121,6 +122,7 @@ class Hosted:
                 leave = self._index(tier.leave)
                 leaving = torch.cat([one.index_select(0, leave).flatten(1) for one in self.weights], dim=1)
                 arriving = travel(carry, plan, self.cut, leaving, len(tier.arrive))
+                self.yard.workspace.tally["crossed"] += len(leave) * (tier.name == TIERS[WAN])
             for part, weight in zip(self._apart(arriving), self.weights, strict=True):
                 weight.index_copy_(0, self._index(tier.arrive), part)
 

@@ -197,9 +197,7 @@ def load_checkpoint(
             parts.set_random_state(wanted[f"{mine}.random"])
     except (MoeyardError, OSError) as wrong:
         error = wrong
-    yard.workspace.loads += (
-        1  # whatever became of it, what a codec's receivers hold is far from it, or may be
-    )
+    yard.workspace.loads += 1  # whatever became of it, a codec's receivers start anew
     all_or_none(floor, error)
     homes = {name: np.array(home, dtype=np.int64) for name, home in about["homes"].items()}
     return Resumed(found, about["step"], same, values, homes)

@@ -61,9 +61,8 @@ class Workspace:
         self.compared = 0  # copies found equal to their masters so far
         self.chains: dict[Any, Any] = {}  # what a codec's receivers hold, by layer
         self.loads = 0  # how often masters came from files: receivers then start anew
-        self.tally: Counter[str] = (
-            Counter()
-        )  # of a codec: messages, anchors, bytes that this rank sent, how many crossed the wan; experts mended
+        # Of a codec: messages, anchors and their bytes that this rank sent, experts mended. Of all gathers: experts sent over the wan.
+        self.tally: Counter[str] = Counter()
 
     def slot(self, site: int, turn: int) -> str:
         """Where a layer's replicas go."""
