@@ -42,16 +42,20 @@ def test_in_float64_the_ranks_are_one_process(found, family):
 
 @pytest.mark.long
 def test_tokens_that_cross_to_a_node_once_change_nothing():
-    cases = (
-        "no replicas + once",
-        "replicas + once",
-        "no replicas + once + checkpointing",
-        "replicas + once + checkpointing",
-    )
-    for rank in play([("families", 4, {"names": FULL, "cases": cases})], 300, prepare="covering_cases")[0]:
-        for family in FULL:
-            for case in cases:
-                assert max(rank[family][case].values()) <= 1e-9, (family, case, rank[family][case])
+    cases = ("no replicas + once", "replicas + once")
+    again = tuple(f"{case} + checkpointing" for case in cases)
+    able = tuple(family for family in FULL if family != "jetmoe")  # transformers' own refuses checkpointing
+    rounds = [
+        ("families", 4, {"names": FULL, "cases": cases}),
+        ("families", 4, {"names": able, "cases": again}),
+    ]
+    for ranks, names, tried in zip(
+        play(rounds, 300, prepare="covering_cases"), (FULL, able), (cases, again), strict=True
+    ):
+        for rank in ranks:
+            for family in names:
+                for case in tried:
+                    assert max(rank[family][case].values()) <= 1e-9, (family, case, rank[family][case])
 
 
 @pytest.mark.parametrize("family", FAST)
