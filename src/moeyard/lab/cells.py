@@ -18,7 +18,7 @@ from moeyard.runtime.faults.rails import common_rail
 from moeyard.runtime.observe.measure import remeasure
 from moeyard.runtime.observe.network import network_of
 from moeyard.runtime.transport.groups import own_rail_group
-from moeyard.runtime.transport.links import datacenter_on, many_at_once, nodes_on
+from moeyard.runtime.transport.links import datacenter_on, many_into_one, nodes_on
 from moeyard.runtime.yard import Yard
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
@@ -164,7 +164,7 @@ def _ring(yard: Yard, target: Any, size: int, repeat: int) -> float:
 
 
 def _flows(yard: Yard, size: int, repeat: int, line: tuple[float, float]) -> list[tuple[int, float]]:
-    """(messages at once per nic and direction, slowdown): every rank sends so many on its own rail, each to another rank."""
+    """(messages at once into a nic, slowdown)."""
     cluster, per = yard.cluster, yard.cluster.ranks_per_node
     if yard.world.backend != "gloo" or not (cluster.rails > 0).all():
         return []  # NCCL runs one message of a pair after another; a dead rail has no flows to count
@@ -175,7 +175,7 @@ def _flows(yard: Yard, size: int, repeat: int, line: tuple[float, float]) -> lis
     for flows in sorted({f for f in (1, 2, 3, 4, 6, 9, 12, 16) if f <= others * per}):
         part = max(1 << 15, size // flows)
         rows = torch.zeros(flows, part, dtype=torch.uint8)
-        act = many_at_once(yard.rank, yard.channels, cluster, rows)
+        act = many_into_one(yard.rank, yard.channels, cluster, rows)
         seconds = float(np.median([timed(yard, act) for _ in range(repeat + 1)][1:])) - latency
         found.append((flows * sharing, max(1e-9, seconds) * rate / (flows * part * sharing)))
     return found

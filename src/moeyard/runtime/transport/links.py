@@ -34,7 +34,7 @@ from moeyard.traffic import Traffic
 
 MEASURE = "measure"  # Yard(cluster=MEASURE)
 OLDEST = 24 * 3600.0  # seconds that a measurement is good for, if a look at the links agrees with it
-METHOD = 2  # of measuring: what another kept is not read
+METHOD = 3  # of measuring: what another kept is not read
 AGREES = (
     1.5  # times what was kept, or one in so many: more is another network, or was measured at a bad moment
 )
@@ -218,7 +218,7 @@ def _rails(
 
 
 def _contention(probe: Probe, sizes: tuple[int, int]) -> Contention | None:
-    """The law that fits what several messages at once into every nic cost its rate; None where it cannot be told: NCCL runs the messages of
+    """The law that fits what several messages at once into a nic cost its rate; None where it cannot be told: NCCL runs the messages of
     a pair one after another, and a dead rail has no flows to count. Between two sizes, as a rate is: what every message costs the
     host, however long, is no loss of the nic's."""
     cluster = probe.cluster
@@ -229,17 +229,19 @@ def _contention(probe: Probe, sizes: tuple[int, int]) -> Contention | None:
     deck, rates = probe.deck, []
     for count in flows:
         rows = [torch.zeros(count, size // count, dtype=torch.uint8) for size in sizes]
-        acts = [many_at_once(deck.rank, deck.channels, cluster, one) for one in rows]
+        acts = [many_into_one(deck.rank, deck.channels, cluster, one) for one in rows]
         rates.append(_rate(sizes, [_least(probe.times(act, 3)) for act in acts]))
     law = fit_contention([f * sharing for f in flows], np.maximum(1.0, rates[0] / np.array(rates)))
     return Contention(round(law.loss, 5), round(law.knee, 3), law.ceiling)
 
 
-def many_at_once(me: int, channels: Channels, cluster: Cluster, out: torch.Tensor) -> Callable[[], None]:
-    """Sends row s of `out` 1 + s % (nodes - 1) nodes on, round the datacenter, and s // (nodes - 1) ranks along, on the sender's rail; all
-    at once."""
+def many_into_one(me: int, channels: Channels, cluster: Cluster, out: torch.Tensor) -> Callable[[], None]:
+    """Into every nic of a datacenter's first node as many messages as `out` has rows, all at once: message s from 1 + s % (nodes - 1) nodes
+    before it, s // (nodes - 1) ranks along, on the sender's rail. Into one node alone: if all receive at once, unfair shares at the senders
+    leave receivers idle, which is what schedules are for and no loss of a nic's."""
     per, nodes = cluster.ranks_per_node, cluster.nodes_per_datacenter
     into = torch.empty_like(out)
+    node = me // per % nodes
 
     def partner(s: int, way: int) -> int:
         turn, along = s % (nodes - 1) + 1, s // (nodes - 1)
@@ -248,8 +250,10 @@ def many_at_once(me: int, channels: Channels, cluster: Cluster, out: torch.Tenso
     ins, outs = [], []
     for s in range(len(out)):
         origin, target = partner(s, -1), partner(s, 1)
-        ins.append((s, channels.port_on(origin, me, origin, cluster.nic(origin)[1])))
-        outs.append((s, channels.port_on(me, target, target, cluster.nic(me)[1])))
+        if node == 0:
+            ins.append((s, channels.port_on(origin, me, origin, cluster.nic(origin)[1])))
+        elif target // per % nodes == 0:
+            outs.append((s, channels.port_on(me, target, target, cluster.nic(me)[1])))
 
     def act() -> None:
         works = [port.group.recv([into[s]], port.peer, s) for s, port in ins]
