@@ -183,6 +183,8 @@ def profiled(job):
         "nccl_streams": len({one[0] for one in spans if "nccl" in one[3]}),
         "nccl_us": sum(b - a for _, a, b, name in spans if "nccl" in name) / 1e3,
         "experts_us": sum(b - a for _, a, b, _ in behind) / 1e3,
+        "compute_us": sum(b - a for (_, a, b, _), kind in zip(spans, named, strict=True) if kind == "compute")
+        / 1e3,
         "under_compute_us": covered / 1e3,
         "order": ordered(spans, named),
     }
@@ -215,7 +217,9 @@ def kernels(call):
         (
             (one.device_resource_id(), one.start_ns(), one.start_ns() + one.duration_ns(), one.name().lower())
             for one in prof.profiler.kineto_results.events()
-            if one.device_type() == torch.autograd.DeviceType.CUDA and one.duration_ns() > 0
+            if one.device_type() == torch.autograd.DeviceType.CUDA
+            and one.duration_ns() > 0
+            and not one.name().startswith("nccl:")  # what torch writes beside a kernel
         ),
         key=lambda one: one[1],
     )
@@ -245,11 +249,10 @@ def main():
         print(f"ranks left with {codes}", file=sys.stderr)
         return 1
     row = json.loads(lines[0])
-    for line in row.pop("order"):
-        print(line)
-    print(json.dumps(row, indent=1))
+    print(*row["order"], sep="\n")
+    print(json.dumps({key: value for key, value in row.items() if key != "order"}, indent=1))
     if options.json:
-        Path(options.json).write_text(json.dumps(row))
+        Path(options.json).write_text(json.dumps(row, indent=1))
     return int(row["difference"] > 2e-2 or row["under_compute_us"] <= 0)
 
 
