@@ -62,6 +62,19 @@ def oracle() -> str:
     return f"Last on {where}: {ended.partition(';')[0]}, with relative errors up to {errors} (the one process computes in that dtype, too)."
 
 
+def ahead() -> str:
+    """The step with experts that travel behind it against the same in turn, and how its streams ran."""
+    row = json.loads((RESULTS / "gpu_ahead.json").read_text())
+    took = row["seconds"]
+    return (
+        f"Last on one {row['gpu']}, torch {row['torch']}, {row['ranks']} NCCL ranks that share it over sockets: a step takes {took['serialised']:.2f} s in "
+        f"turn and {took['overlapped']:.2f} s overlapped, {row['ratio']:.2f} x in the median of {row['pairs']} pairs; losses are within "
+        f"{row['difference']:.1e} of those where experts are gathered on the spot (bf16). In the profile of a step experts travel for "
+        f"{row['experts_us'] / 1e3:.0f} ms on streams of their own, and {row['under_compute_us'] / row['compute_us']:.0%} of the time of the training's "
+        f"kernels falls into that; the order of all kernels is in `bench/results/gpu_ahead.json`."
+    )
+
+
 def faults() -> str:
     """Faults on NCCL as they were last run, with what was not clean."""
     rows = json.loads((RESULTS / "gpu_faults.json").read_text())
@@ -76,7 +89,7 @@ def faults() -> str:
 
 
 def main() -> None:
-    for figure in (block, launches, oracle, faults):
+    for figure in (block, launches, oracle, ahead, faults):
         print(figure(), end="\n\n")
 
 

@@ -126,6 +126,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/runtime.md", "block"): gpu_figures.block,
     ("docs/runtime.md", "oracle"): gpu_figures.oracle,
     ("docs/runtime.md", "launches"): gpu_figures.launches,
+    ("docs/runtime.md", "overlapped"): gpu_figures.ahead,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,
 }
