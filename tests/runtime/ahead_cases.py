@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from bench.replica_training import Turning
 from exchange_cases import cluster_of
-from oracle_cases import check, one_step
+from oracle_cases import check, gradient_errors, one_step
 from torch import nn
 
 import moeyard as my
@@ -96,6 +96,7 @@ def everything(rank, world, steps):
             count = steps if name == "resident" else 10
             found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
         yard.choose(ahead=True, resident=True, chunks=1, checked=False, most_rows=None, dedup=False)
+        found["in flight"] = in_flight(yard, world)
         found["limit"] = limit(yard, rank)
         found["touched"] = touched(yard, rank)
         found["asked"] = asked(yard, rank)
@@ -132,6 +133,29 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
     return {
         "worst": worst, "filled": yard.workspace.turn - filled, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
     }  # fmt: skip
+
+
+def in_flight(yard, world):
+    """Several forwards before the first backward, as pipelines have them, checkpointed; of two micro-batches the tokens are the same, and
+    the placement that is planned between them is another: the gradients of one process, and how often they were served alike."""
+    plain, ours = models(yard, 2, checkpointed=True)
+    seeds, alike, answers = (300, 301, 302, 300), [], yard.forecasts.alike
+
+    def told(site, demand):
+        alike.append(answers(site, demand))
+        return alike[-1]
+
+    batches = [oracle.shares(world, seed) for seed in seeds]
+    with mock.patch.object(yard.forecasts, "alike", told):
+        waiting = [oracle.loss_sum(ours(batch[yard.rank][0]), batch[yard.rank][1])[0] for batch in batches]
+    for loss in reversed(waiting):
+        loss.backward()
+    for batch in batches:
+        tokens, targets = (torch.cat([part[i] for part in batch]) for i in (0, 1))
+        oracle.loss_sum(plain(tokens), targets)[0].backward()
+    yr.sync_gradients(ours, yard)
+    worst = check("in flight", gradient_errors(yard, plain, ours))
+    return {"worst": worst, "alike": sum(one is not None for one in alike)}
 
 
 def limit(yard, rank):

@@ -52,6 +52,12 @@ def test_training_is_that_of_one_process(found, case, calls):
         assert one["ahead"] >= (calls / layers) * (layers - 1) * 0.8
 
 
+def test_calls_with_the_same_counts_are_served_alike_while_their_backwards_are_to_come(found):
+    for rank in found:
+        assert rank["in flight"]["worst"] <= 1e-9
+        assert rank["in flight"]["alike"] == 2  # both layers of the fourth forward
+
+
 def test_a_parameter_that_changes_between_two_layers_calls_the_gather_off(found):
     for rank in found:
         assert max(rank["touched"]["errors"]) < 1e-12  # other hosts multiply rows in other company

@@ -31,7 +31,9 @@ class Coming(NamedTuple):
     scheduler: str
 
 
-Planner = Callable[[Sequence[Demand]], Coming]
+Planner = Callable[
+    [Sequence[Demand], Placement | None], Coming
+]  # the past, and what serves it if the next call is to be served alike
 
 
 @dataclass
@@ -40,7 +42,9 @@ class _Site:
 
     history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
     coming: Future[Coming] | None = None
-    used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)
+    used: OrderedDict[int, tuple[int, Placement]] = field(
+        default_factory=OrderedDict
+    )  # counts -> how often all was forgotten by then, and what served them
     crossed: bool = False
 
 
@@ -54,6 +58,7 @@ class Forecasts:
         self._thread: ThreadPoolExecutor | None = None
         self._watcher = watcher
         self.waited = 0.0  # seconds that calls waited for plans
+        self._forgotten = 0
         self.steady = False  # what is planned stays: set by all ranks between the same two steps
 
     def coming(self, site: int) -> Coming | None:
@@ -84,8 +89,10 @@ class Forecasts:
 
     def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
         """A call of this site, served by `used`; its next one is planned from now on, on a thread of its own."""
-        one = self.note(site, demand)
-        one.used[_key(demand)] = used
+        before = self.past(site)[-1:]
+        one, key = self.note(site, demand), _key(demand)
+        one.used[key] = self._forgotten, used
+        one.used.move_to_end(key)
         while len(one.used) > REPLAYS:
             one.used.popitem(last=False)
         if self._last is not None:
@@ -95,7 +102,8 @@ class Forecasts:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
-        one.coming = self._thread.submit(plan, tuple(one.history))
+        same = bool(before) and _key(before[0]) == key
+        one.coming = self._thread.submit(plan, tuple(one.history), used if same else None)
 
     def note(self, site: int, demand: Demand) -> _Site:
         """The counts of a call."""
@@ -118,6 +126,16 @@ class Forecasts:
 
     def replay(self, site: int, demand: Demand) -> Placement | None:
         """What served this demand before: a recomputed forward must be served alike."""
+        found = self._used(site, demand)
+        return None if found is None else found[1]
+
+    def alike(self, site: int, demand: Demand) -> Placement | None:
+        """What must serve this demand, since it served it before: that call's backward may be still to come, and a recomputation tells
+        calls apart by their counts alone. None: nothing, or plans of then are void."""
+        found = self._used(site, demand)
+        return None if found is None or found[0] != self._forgotten else found[1]
+
+    def _used(self, site: int, demand: Demand) -> tuple[int, Placement] | None:
         one = self._sites.get(site)
         return None if one is None else one.used.get(_key(demand))
 
@@ -126,6 +144,7 @@ class Forecasts:
         for one in self._sites.values():
             one.coming = None
         self._last = None
+        self._forgotten += 1
 
     def close(self) -> None:
         self.forget()
