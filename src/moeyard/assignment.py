@@ -61,6 +61,10 @@ class Assignment:
 
     def likely(self, top_k: int) -> Likely:
         """How rows would cross once if a token's choices, so many, knew nothing of one another: from counts alone."""
+        if type(top_k) is not int or not 1 <= top_k <= 1 << 16:
+            raise InvalidDemand(
+                f"top_k={top_k!r}: how many choices a token has, a whole number from 1 to 65536"
+            )
         return likely_crossing((self.src, self.host, self.rows), top_k, self.ranks_per_node, self.num_ranks)
 
     def traffic(self, row_bytes: int, *, dedup: bool = False, top_k: int | None = None) -> Traffic:

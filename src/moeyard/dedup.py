@@ -22,7 +22,7 @@ WORTH = 0.8  # of the time of rows each for itself, from which on crossing once 
 
 
 def check_dedup(dedup: object) -> None:
-    if dedup not in CHOICES:
+    if not (isinstance(dedup, (bool, str)) and dedup in CHOICES):
         raise UnknownName.of("dedup", str(dedup), [str(one) for one in CHOICES])
 
 

@@ -1,13 +1,17 @@
 """Replicas planned from past counts, gathered a layer ahead and reduced behind: the same numbers, and what is old is never used."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from harness import launch
 
 from moeyard.schedulers import SCHEDULERS
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from moeyard.runtime.layers.replicas import Ahead, gather_experts  # noqa: E402
+
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
 STEPS = int(os.environ.get("MOEYARD_STEPS", "16"))  # of the longest; 100 by hand
 
@@ -50,6 +54,34 @@ def test_training_is_that_of_one_process(found, case, calls):
         # Of every pass the first layer has nobody before it; the rest were ahead but for the first pass of each routing.
         layers = 3 if "two slots" in case or case == "chunks" else 2
         assert one["ahead"] >= (calls / layers) * (layers - 1) * 0.8
+
+
+@pytest.mark.parametrize("begun", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_gather_begun_in_a_frozen_layers_call_has_gradients(begun):
+    """The layer before may be frozen or a teacher's; the experts of this one are trained all the same."""
+
+    class Hosted:
+        dtype = torch.float64
+
+        def begin(self): ...
+
+        def again(self):
+            return self.weights
+
+        def begin_reduce(self, grads):
+            self.grads = grads
+
+        def reduced(self):
+            return list(self.grads)
+
+    stacks = [torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64)) for _ in range(2)]
+    hosted = Hosted()
+    hosted.weights = [one.detach().clone() for one in stacks]
+    with begun():
+        ahead = Ahead(hosted, stacks)
+    (first, second), _ = gather_experts(None, SimpleNamespace(copies=1), stacks, torch.float64, ahead=ahead)
+    (first.sum() + 2 * second.sum()).backward()
+    assert [one.grad.sum().item() for one in stacks] == [6.0, 12.0]
 
 
 def test_calls_with_the_same_counts_are_served_alike_while_their_backwards_are_to_come(found):

@@ -3,7 +3,12 @@
 import pytest
 from harness import launch
 
+import moeyard as my
+
 pytest.importorskip("torch")
+
+from moeyard.runtime.agree.plans import Plan
+
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
 
@@ -41,6 +46,19 @@ def test_what_is_wrong_is_told_to_all(found):
     for one in found:
         assert "weights that travel (4)" in one["refused"][0]
         assert "rank 2" in one["refused"][1]
+
+
+def test_a_plan_tells_what_would_have_been_sent_also_when_its_parts_were_made_before():
+    cluster = my.Cluster(2, 2, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5))
+    demand = my.Demand([[8, 8, 8, 8]] * 4)
+    served = my.assign(cluster, demand, my.place(cluster, demand, "static"))
+    plan = Plan(my.schedule(cluster, served.traffic(64, dedup=True, top_k=4)), 0, 1)
+    wire, copies = plan.parts
+    plan.stands_for(served.rows_RR)
+    assert (wire.plain_RR == served.rows_RR).all()
+    assert (plan.plain_RR == served.rows_RR).all()
+    assert wire.traffic.rows.sum() < served.rows_RR.sum()
+    assert not copies.plain_RR.any()
 
 
 @pytest.mark.long

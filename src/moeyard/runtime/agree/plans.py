@@ -135,9 +135,12 @@ class Plan:
             Plan(one, self.rank, small_digest(self.digest, i))
             for i, one in enumerate(fanned_parts(self.schedule))
         )
-        first.instead_of = self.instead_of
         copies.instead_of = np.zeros_like(self.traffic.rows)
         return first, copies
+
+    def stands_for(self, plain_RR: IntArray) -> None:
+        """Its rows cross to a node once, instead of these, each for itself."""
+        self.instead_of = self.parts[0].instead_of = plain_RR
 
     @property
     def plain_RR(self) -> IntArray:

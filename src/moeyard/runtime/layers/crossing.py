@@ -110,7 +110,7 @@ def once_of(
     device: torch.device,
 ) -> Once:
     """The rows in the order in which they are sent, on the device."""
-    plan.instead_of = plain_RR
+    plan.stands_for(plain_RR)
     rank, per = plan.rank, plan.schedule.cluster.ranks_per_node
     hosts_RE = placement.hosts_ER.T
     slot_RE = np.cumsum(hosts_RE.reshape(-1)).reshape(hosts_RE.shape) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -134,7 +135,7 @@ class _Moves:
 
     def __call__(self, stack: torch.Tensor) -> torch.Tensor:
         """[own experts, ...] before -> the same after."""
-        flat = stack.reshape(len(stack), -1).to(self.yard.device)
+        flat = stack.reshape(len(stack), math.prod(stack.shape[1:])).to(self.yard.device)
         rows = flat.index_select(0, self.leave.to(flat.device))
         into = rows.new_empty((sum(self.arriving), rows.shape[1]))
         all_to_all_single(into, rows, self.arriving, self.splits, self.yard)

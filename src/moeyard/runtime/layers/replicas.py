@@ -245,7 +245,9 @@ class Ahead:
 
     def __init__(self, hosted: Hosted, stacks: Sequence[torch.Tensor]) -> None:
         self.hosted, self.stacks = hosted, tuple(stacks)
-        self.weights: tuple[torch.Tensor, ...] = Gather.apply(hosted, *stacks)  # type: ignore[no-untyped-call]
+        # Begun in another layer's call: that one may be frozen, or a teacher's, where its own is trained.
+        with torch.inference_mode(False), torch.enable_grad():
+            self.weights: tuple[torch.Tensor, ...] = Gather.apply(hosted, *stacks)  # type: ignore[no-untyped-call]
 
 
 def gather_experts(

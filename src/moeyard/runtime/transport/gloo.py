@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -135,6 +136,9 @@ class Flight:
         self._posted: list[list[Posted]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._failed: BaseException | None = None
+        self._inference = (
+            torch.is_inference_mode_enabled()
+        )  # of the caller's thread; chains have threads of their own
         self._issued = [threading.Event() for _ in range(count)]
         self._locks = [threading.Lock() for _ in range(count)]
 
@@ -179,7 +183,8 @@ class Flight:
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """The first error stops every chain."""
         try:
-            work(*arguments)
+            with torch.inference_mode() if self._inference else nullcontext():
+                work(*arguments)
         except BaseException as error:
             if self._failed is None:
                 self._failed = error
