@@ -46,7 +46,7 @@ _WHY = {
     "dtype": "rows must have the same dtype on every rank",
     "grad": "rows (1), experts' parameters (2) and weights that travel (4) require grad on every rank or on none",
     "site": "they are in different layers of experts; every rank must make and run the same layers in the same order",
-    "homes": "experts must have the same homes and hosts on every rank; give every rank the same home_E or placement",
+    "homes": "experts must have the same homes and hosts on every rank, and tokens as many choices where rows may cross once; give every rank the same home_E or placement, and top-k",
     "length": "every rank must have the same number of experts and ranks",
 }
 

@@ -197,7 +197,9 @@ def plan_dispatch(
         "dispatch",
         np.concatenate([*(part.rows_E for part in parts), [stale], *map(crossing.told, crossed)]),
         **about(x_TD, layer, row_bytes, bool(once and once.grad)),
-        homes=small_digest(np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER),
+        homes=small_digest(
+            np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER, choices
+        ),
         flaw=next((part.flaw for part in parts if part.flaw is not None), None),
         ahead=ahead,
     )
