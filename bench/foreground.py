@@ -26,7 +26,7 @@ from moeyard.model import STAND_IN
 from moeyard.runtime.agree.digests import plan_digest, small_digest
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.layers.counted import Counted
-from moeyard.runtime.layers.dispatch import _route
+from moeyard.runtime.layers.routes import _route
 
 TARGETS = {4: 1.0e-3, 16: 3.5e-3}
 ROW_BYTES = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.mutants.mutant import Mutant
 
 _SAVES, _TRANSPORT = "tests/runtime/test_saves.py", "tests/runtime/test_transport.py"
-_WATCH, _YARD = "tests/runtime/test_watch.py", "tests/runtime/test_yard.py"
+_WATCH, _VERDICT, _YARD = (f"tests/runtime/test_{name}.py" for name in ("watch", "verdict", "yard"))
 _REPLICAS, _ORDER = "tests/runtime/test_replicas.py", "tests/runtime/test_order.py"
 
 _AHEAD = "tests/runtime/test_ahead.py"
@@ -95,7 +95,7 @@ ONCE_REAL = [  # the first version had these
     ),
     Mutant(
         "homes are not compared",
-        "runtime/layers/dispatch.py",
+        "runtime/layers/routes.py",
         "        homes=small_digest(",
         "        homes=0 * small_digest(",
         f"{_ORDER}::test_other_homes_are_named_though_the_plan_is_known",
@@ -126,7 +126,7 @@ ONCE_REAL = [  # the first version had these
         "runtime/faults/verdict.py",
         "    if strayed := _strayed(found):\n",
         "    if strayed := []:\n",
-        f"{_WATCH}::test_who_went_astray_is_to_blame_wherever_it_is_now",
+        f"{_VERDICT}::test_who_went_astray_is_to_blame_wherever_it_is_now",
     ),
     Mutant(
         "who waits for a gather behind the training is taken for one that stays away",
@@ -175,7 +175,7 @@ ONCE_REAL = [  # the first version had these
 AHEAD = [  # what runs a layer ahead, behind the rest, or in chunks
     Mutant(
         "one rank alone calls a gather off",
-        "runtime/layers/dispatch.py",
+        "runtime/layers/routes.py",
         "bool(values[:, counted].any())",
         "bool(values[yard.rank, counted])",
         f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
@@ -267,7 +267,7 @@ RUNNING = [
         "runtime/faults/verdict.py",
         "late = [] if gone else _late(found)",
         "late = _late(found)",
-        f"{_WATCH}::test_who_is_to_blame",
+        f"{_VERDICT}::test_who_is_to_blame",
     ),
     Mutant(
         "calls of different kinds meet",

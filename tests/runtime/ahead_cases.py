@@ -97,6 +97,8 @@ def everything(rank, world, steps):
             found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
         yard.choose(ahead=True, resident=True, chunks=1, checked=False, most_rows=None, dedup=False)
         found["in flight"] = in_flight(yard, world)
+        found["inferred"] = inferred(yard, rank)
+        found["given away"] = given_away(yard)
         found["limit"] = limit(yard, rank)
         found["touched"] = touched(yard, rank)
         found["asked"] = asked(yard, rank)
@@ -106,6 +108,7 @@ def everything(rank, world, steps):
         found["as data"] = as_data(yard, rank)
         found["homes by themselves"] = homes_by_themselves(yard, world)
         found["chosen"] = chosen(yard, rank)
+    found["slots"] = slots(rank)
     found["odd"] = odd(rank, world)
     return found
 
@@ -148,28 +151,68 @@ def in_flight(yard, world):
     batches = [oracle.shares(world, seed) for seed in seeds]
     with mock.patch.object(yard.forecasts, "alike", told):
         waiting = [oracle.loss_sum(ours(batch[yard.rank][0]), batch[yard.rank][1])[0] for batch in batches]
-    for loss in reversed(waiting):
-        loss.backward()
+        served = sum(one is not None for one in alike)
+        for loss in reversed(waiting):
+            loss.backward()
+        alike.clear()
+        ours(batches[0][yard.rank][0])
     for batch in batches:
         tokens, targets = (torch.cat([part[i] for part in batch]) for i in (0, 1))
         oracle.loss_sum(plain(tokens), targets)[0].backward()
     yr.sync_gradients(ours, yard)
     worst = check("in flight", gradient_errors(yard, plain, ours))
-    return {"worst": worst, "alike": sum(one is not None for one in alike)}
+    return {"worst": worst, "alike": served, "later": [one is not None for one in alike]}
+
+
+def inferred(yard, rank):
+    """The same in inference mode as without gradients, by schedules whose chains of stages have threads of their own."""
+    _, ours = models(yard, 2)
+    x, _ = oracle.shares(yard.size, 6)[rank]
+    found = []
+    for scheduler in ("direct", "rails", "fast"):
+        yard.choose(scheduler=scheduler)
+        with torch.no_grad():
+            wanted = ours(x)
+        with torch.inference_mode():
+            found.append(oracle.relative(ours(x), wanted))
+    yard.choose(scheduler="auto")
+    return max(found)
+
+
+def given_away(yard):
+    """Three experts on four ranks; a rank gives its only one away, and gets it back."""
+    layer = yr.MoELayer(oracle.HIDDEN, oracle.INNER, 3, 1, yard, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    before, homes = layer.gate_up.detach().clone(), layer.home_E.copy()
+    moved = [yr.move_experts(layer, yard, to, optimizer) for to in (np.array([1, 2, 3]), homes)]
+    return moved, bool(torch.equal(layer.gate_up, before))
+
+
+def slots(rank):
+    """(What is said of replicas that share two slots, what they hold): layers of which one is three times the other, evaluated twice."""
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=60, resident=False, **REPLICAS) as yard:
+        layers = torch.nn.Sequential(
+            *(yr.MoELayer(oracle.HIDDEN, inner, EXPERTS, 2, yard, dtype=torch.float64) for inner in (2, 6, 2))
+        )
+        said = yard.memory(layers, 16, 2, oracle.HIDDEN, torch.float64).replicas
+        with torch.no_grad():
+            for _ in range(3):
+                layers(rows(rank))
+        return said, yard.workspace.held_bytes
 
 
 def limit(yard, rank):
     """Rows that a rank receives at once, and in how many parts, without a limit, with one, and with one that no part can keep."""
     _, ours = models(yard, 1)
     x, _ = oracle.shares(yard.size, 5)[rank]
-    made, plan = [], chunks.plan_dispatch
+    made, plan = [], chunks.plan_routes
 
     def noted(*arguments, **named):
         made.append(plan(*arguments, **named))
         return made[-1]
 
     found = {"memory": []}
-    with mock.patch.object(chunks, "plan_dispatch", noted):
+    with mock.patch.object(chunks, "plan_routes", noted):
         for most in (None, MOST_ROWS, 1):
             yard.choose(most_rows=most)
             found["memory"].append(yard.memory(ours, 16, 2, oracle.HIDDEN, torch.float64))
@@ -313,8 +356,11 @@ def as_data(yard, rank):
     """The next step of two layers, by digest, and how many tiers its gathers have."""
     found = [yr.next_step(yard)]
     first, second = two_layers(yard)
-    for _ in range(2):
+    with (
+        torch.no_grad()
+    ):  # else this call waits for its backward, and the next with its counts is served as it was
         second(first(rows(rank)))
+    second(first(rows(rank)))
     plan = yr.next_step(yard)
     begun = yard.workspace.held
     used = [held.copies.layer.hops_H4.tolist() for held in begun.values()]

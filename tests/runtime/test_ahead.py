@@ -88,6 +88,20 @@ def test_calls_with_the_same_counts_are_served_alike_while_their_backwards_are_t
     for rank in found:
         assert rank["in flight"]["worst"] <= 1e-9
         assert rank["in flight"]["alike"] == 2  # both layers of the fourth forward
+        assert rank["in flight"]["later"] == [
+            False,
+            False,
+        ]  # the same tokens once more, when all backwards are done
+
+
+def test_inference_mode_is_that_of_every_thread(found):
+    assert max(rank["inferred"] for rank in found) < 1e-12
+
+
+def test_a_rank_may_give_its_only_expert_away(found):
+    for moved, same in (rank["given away"] for rank in found):
+        assert moved == [3, 3]
+        assert same
 
 
 def test_a_parameter_that_changes_between_two_layers_calls_the_gather_off(found):
@@ -169,3 +183,9 @@ def test_memory_is_known_before_the_first_step(found):
         assert room.most == room.even + 3 * 96 * room.row_bytes
         assert "rows in parts" not in str(room)
         assert "rows in parts of 8" in str(capped)
+
+
+def test_two_slots_are_said_to_be_as_large_as_the_largest_layer(found):
+    for said, held in (rank["slots"] for rank in found):
+        assert said == 2 * (2 + 2) * (3 * 8 * 6) * 8
+        assert 0 < held <= said

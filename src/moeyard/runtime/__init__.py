@@ -14,7 +14,7 @@ from moeyard.runtime.hf.parallelize import parallelize
 from moeyard.runtime.hf.router_loss import router_loss
 from moeyard.runtime.layers.ahead import begin_forward, next_step
 from moeyard.runtime.layers.autograd import all_to_all_single, exchange_plan
-from moeyard.runtime.layers.dispatch import Route, combine, dispatch
+from moeyard.runtime.layers.dispatch import combine, dispatch
 from moeyard.runtime.layers.experts import (
     MoELayer,
     RouterState,
@@ -32,6 +32,7 @@ from moeyard.runtime.layers.gradients import (
 from moeyard.runtime.layers.move import move_experts
 from moeyard.runtime.layers.rehome import rehome
 from moeyard.runtime.layers.replicas import gather_experts
+from moeyard.runtime.layers.routes import Route
 from moeyard.runtime.layers.share import Share, Stack, expert_modules
 from moeyard.runtime.observe.measure import measure, measure_links, remeasure
 from moeyard.runtime.observe.routing import Recorder, record, record_text

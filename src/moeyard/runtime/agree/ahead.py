@@ -7,7 +7,7 @@ digest rides with the next counts before anything is sent by it.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,9 +31,7 @@ class Coming(NamedTuple):
     scheduler: str
 
 
-Planner = Callable[
-    [Sequence[Demand], Placement | None], Coming
-]  # the past, and what serves it if the next call is to be served alike
+Planner = Callable[[Sequence[Demand]], Coming]
 
 
 @dataclass
@@ -42,9 +40,8 @@ class _Site:
 
     history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
     coming: Future[Coming] | None = None
-    used: OrderedDict[int, tuple[int, Placement]] = field(
-        default_factory=OrderedDict
-    )  # counts -> how often all was forgotten by then, and what served them
+    used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)  # by counts
+    flying: Counter[int] = field(default_factory=Counter)  # calls by counts whose backward is to come
     crossed: bool = False
 
 
@@ -58,7 +55,6 @@ class Forecasts:
         self._thread: ThreadPoolExecutor | None = None
         self._watcher = watcher
         self.waited = 0.0  # seconds that calls waited for plans
-        self._forgotten = 0
         self.steady = False  # what is planned stays: set by all ranks between the same two steps
 
     def coming(self, site: int) -> Coming | None:
@@ -89,9 +85,8 @@ class Forecasts:
 
     def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
         """A call of this site, served by `used`; its next one is planned from now on, on a thread of its own."""
-        before = self.past(site)[-1:]
         one, key = self.note(site, demand), _key(demand)
-        one.used[key] = self._forgotten, used
+        one.used[key] = used
         one.used.move_to_end(key)
         while len(one.used) > REPLAYS:
             one.used.popitem(last=False)
@@ -102,8 +97,7 @@ class Forecasts:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
-        same = bool(before) and _key(before[0]) == key
-        one.coming = self._thread.submit(plan, tuple(one.history), used if same else None)
+        one.coming = self._thread.submit(plan, tuple(one.history))
 
     def note(self, site: int, demand: Demand) -> _Site:
         """The counts of a call."""
@@ -126,25 +120,38 @@ class Forecasts:
 
     def replay(self, site: int, demand: Demand) -> Placement | None:
         """What served this demand before: a recomputed forward must be served alike."""
-        found = self._used(site, demand)
-        return None if found is None else found[1]
-
-    def alike(self, site: int, demand: Demand) -> Placement | None:
-        """What must serve this demand, since it served it before: that call's backward may be still to come, and a recomputation tells
-        calls apart by their counts alone. None: nothing, or plans of then are void."""
-        found = self._used(site, demand)
-        return None if found is None or found[0] != self._forgotten else found[1]
-
-    def _used(self, site: int, demand: Demand) -> tuple[int, Placement] | None:
         one = self._sites.get(site)
         return None if one is None else one.used.get(_key(demand))
+
+    def alike(self, site: int, demand: Demand) -> Placement | None:
+        """What must serve this demand, since it serves a call whose backward is still to come: a recomputation tells calls apart by their
+        counts alone. None: nothing."""
+        one, key = self._sites.get(site), _key(demand)
+        return one.used.get(key) if one is not None and key in one.flying else None
+
+    def flies(self, site: int, demand: Demand) -> Callable[[], None]:
+        """A call with this demand has gradients. To be called when its backward comes to it, on every rank at the same point.
+
+        Calls without do not count. Those of a reentrant checkpoint are computed anew as a whole, served by whom it may be."""
+        one, key = self._sites.get(site), _key(demand)
+        if one is None or key not in one.used:
+            return lambda: None
+        flying = one.flying  # what is forgotten lands there
+        flying[key] += 1
+
+        def lands() -> None:
+            flying[key] -= 1
+            if not flying[key]:
+                del flying[key]
+
+        return lands
 
     def forget(self) -> None:
         """The options or the network changed; past counts stay true, plans do not. Every rank does this between the same calls."""
         for one in self._sites.values():
             one.coming = None
+            one.flying = Counter()
         self._last = None
-        self._forgotten += 1
 
     def close(self) -> None:
         self.forget()

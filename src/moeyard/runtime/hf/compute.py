@@ -18,9 +18,9 @@ from moeyard.runtime.block import grouped_experts, grouped_linear
 from moeyard.runtime.block.compiled import outside_graphs
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.chunks import through_experts
-from moeyard.runtime.layers.dispatch import Route
 from moeyard.runtime.layers.precision import travel_dtype
 from moeyard.runtime.layers.replicas import Hosted, read_again
+from moeyard.runtime.layers.routes import Route
 from moeyard.runtime.layers.share import Share, stack_parameters, tell
 from moeyard.runtime.roles import Hosts
 

@@ -197,12 +197,8 @@ class _Planner:
         self.row_bytes, self.top_k = rows
         self.width, self.itemsize, self.waves = layer.width, layer.dtype.itemsize, yard.behind.waves
 
-    def __call__(self, history: Sequence[Demand], alike: Placement | None) -> Coming:
-        """alike: what serves these counts, which came twice in a row."""
-        if alike is not None and (alike.home_E == self.home_E).all():
-            placement = alike
-        else:
-            placement = choose_placement(self.cluster, self.options, history, self.home_E, self.top_k)
+    def __call__(self, history: Sequence[Demand]) -> Coming:
+        placement = choose_placement(self.cluster, self.options, history, self.home_E, self.top_k)
         copies = Copies.of(self.cluster, placement, self.rank)
         cut = copies.cut(self.width, self.itemsize, self.cluster, self.waves)
         plans = copies.plans(

@@ -20,19 +20,14 @@ from moeyard.cost import chunks_worth
 from moeyard.dedup import may_cross_once
 from moeyard.demand import Demand
 from moeyard.placement import Placement
+from moeyard.runtime.block.compiled import recomputing
 from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.autograd import Leaving, send_rows
 from moeyard.runtime.layers.counted import Together
-from moeyard.runtime.layers.dispatch import (
-    Route,
-    Spread,
-    combine,
-    permute,
-    plan_dispatch,
-    summed,
-)
+from moeyard.runtime.layers.dispatch import Spread, combine, permute, summed
 from moeyard.runtime.layers.once import through_once
 from moeyard.runtime.layers.replicas import Hosted, computed, gather_experts
+from moeyard.runtime.layers.routes import Route, plan_routes
 from moeyard.runtime.roles import Hosts
 
 
@@ -66,7 +61,7 @@ def through_experts(
     once = None
     if may_cross_once(yard.cluster, yard.options.dedup, index_TK.shape[1]):
         once = Together(weights_TK is not None and weights_TK.requires_grad)
-    routes = plan_dispatch(
+    routes = plan_routes(
         x_TD,
         index_TK,
         yard,
@@ -78,8 +73,9 @@ def through_experts(
         once=once,
         most=yard.options.most_rows,
     )
-    told(routes[0].demand if len(routes) == 1 else Demand(sum(route.demand.rows for route in routes)))
     count = len(routes)
+    demand = routes[0].demand if count == 1 else Demand(sum(route.demand.rows for route in routes))
+    told(demand)
     xs = x_TD.tensor_split(count)
     weights = [None] * count if weights_TK is None else list(weights_TK.tensor_split(count))
     placement = routes[0].placement
@@ -98,7 +94,22 @@ def through_experts(
     parts = [Part(*one) for one in zip(routes, xs, weights, strict=True)]
     hidden = count > 1 and all(route.once is None for route in routes)
     done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
-    return done[0] if count == 1 else torch.cat(done)
+    y = done[0] if count == 1 else torch.cat(done)
+    if y.requires_grad and not recomputing():
+        y.register_hook(_Once(yard.forecasts.flies(layer.site, demand)))  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Once:
+    """A hook that a second backward through the same graph does not set off again."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act: Callable[[], None] | None = act
+
+    def __call__(self, _: torch.Tensor) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
 
 
 class Part(NamedTuple):

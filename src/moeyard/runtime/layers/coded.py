@@ -130,7 +130,7 @@ class Coded:
             if (traffic := self._traffic(tier, anchors if whole else current, whole, cut)) is not None
         }
         told = np.ones((self.yard.size, self.yard.size), np.int64) - np.eye(self.yard.size, dtype=np.int64)
-        verdict = self.yard.plan(Traffic(told, 8 * len(self.copies.placement.home_E)))
+        verdict = self.yard.plan(Traffic(told, -(-len(self.copies.placement.home_E) // 8)))  # a bit an expert
         mine = self.yard.rank
         here = frozenset(e for e, (home, holders) in wanted.items() if mine == home or mine in holders)
         mean = plan_mean(self.yard, self._cut()) if self.codec.shares else None
@@ -281,10 +281,12 @@ class Coded:
 
     def _verdict(self, carry: Carry, errand: Errand, flags: IntArray) -> set[int]:
         """Experts that some rank wants an anchor of: the same set on all."""
-        mine = torch.from_numpy(flags).to(self.yard.device).expand(self.yard.size - 1, -1).contiguous()
+        bits = torch.from_numpy(np.packbits(flags != 0))
+        mine = bits.to(self.yard.device).expand(self.yard.size - 1, -1).contiguous()
         theirs = torch.empty_like(mine)
         carry(errand.verdict, False, theirs, mine)
-        return set(np.flatnonzero(flags | theirs.amax(0).cpu().numpy()).tolist())
+        wanted = np.bitwise_or.reduce(theirs.cpu().numpy(), axis=0) | bits.numpy()
+        return set(np.flatnonzero(np.unpackbits(wanted, count=len(flags))).tolist())
 
     def _mend(self, carry: Carry, errand: Errand, experts: set[int], master: Master) -> None:
         """Anchors for these, by plans that every rank makes for itself from what all know."""

@@ -19,8 +19,9 @@ from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import wide
 from moeyard.runtime.block.routing import Routing
 from moeyard.runtime.layers.crossing import Once
-from moeyard.runtime.layers.dispatch import Route, Spread, Sum
+from moeyard.runtime.layers.dispatch import Spread, Sum
 from moeyard.runtime.layers.replicas import Hosted
+from moeyard.runtime.layers.routes import Route
 from moeyard.runtime.roles import Crew
 
 ALIGNED = 8  # bytes: each part of a row starts at a multiple, so that it can be read in its own dtype

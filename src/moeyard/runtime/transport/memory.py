@@ -76,7 +76,7 @@ def memory_of(model: nn.Module, options: Options, ranks: int, call: Call) -> Mem
     most = rows * ranks
     limit = most if options.most_rows is None else min(options.most_rows, most)
     return Memory(
-        replicas=sum(kept) if options.resident else _largest(kept, SHARED_SLOTS),
+        replicas=sum(kept) if options.resident else SHARED_SLOTS * max(kept, default=0),
         gradients=_largest([elements * max(4, size) for elements in hosted], REDUCES),
         copies=sum(map(partial(_copied, options, size), layers, hosted)),
         row_bytes=call.hidden * size,
