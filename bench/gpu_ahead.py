@@ -234,14 +234,7 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--limit", type=float, default=200.0, help="seconds for everything")
     options = parser.parse_args()
-    asked = [f"--{name}={getattr(options, name)}" for name in ("ranks", "pairs")]
-    ended = on_ranks(
-        __file__,
-        options.ranks,
-        asked,
-        options.limit,
-        lambda rank, folder, out: run(rank, options, folder, out),
-    )
+    ended = on_ranks(__file__, options, ("ranks", "pairs"), run)
     if ended is None:
         return 0
     codes, lines = ended

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -56,24 +57,24 @@ def open_world(rank: int, ranks: int, folder: str) -> None:
 
 def on_ranks(
     script: str,
-    ranks: int,
-    arguments: Sequence[str],
-    limit: float,
-    run: Callable[[int, str, TextIO], None],
+    options: Namespace,
+    passed: Sequence[str],
+    run: Callable[[int, Namespace, str, TextIO], None],
 ) -> tuple[list[int], list[str]] | None:
-    """In a rank `run(rank, folder, out)`, then None; in the process that was started by hand all ranks, (how each left, the lines that
-    they wrote to `out`)."""
+    """In a rank `run(rank, options, folder, out)`, then None; in the process that was started by hand `options.ranks` ranks, with the options
+    that are `passed` on, within `options.limit` seconds: (how each left, the lines that they wrote to `out`)."""
     if "MOEYARD_RANK" in os.environ:
         folder = os.environ["MOEYARD_FOLDER"]
         with (Path(folder) / "out").open("a") as file:
-            run(int(os.environ["MOEYARD_RANK"]), folder, file)
+            run(int(os.environ["MOEYARD_RANK"]), options, folder, file)
         return None
     import torch
 
     if not torch.cuda.is_available():
         print(f"{Path(script).stem} needs a CUDA device; torch sees none", file=sys.stderr)
         sys.exit(2)
+    arguments = [f"--{name}={getattr(options, name)}" for name in passed]
     with tempfile.TemporaryDirectory() as folder:
-        codes = run_ranks(script, ranks, arguments, folder, limit)
+        codes = run_ranks(script, options.ranks, arguments, folder, options.limit)
         found = Path(folder) / "out"
         return codes, found.read_text().splitlines() if found.exists() else []

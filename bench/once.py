@@ -1,11 +1,11 @@
 """Rows that cross to a node once against rows each for itself: dispatch and combine of a layer in a lab, paired.
 
-    PYTHONPATH=src:. python -m bench.once [--lab lab-4x4] [--repeat 9] [--json FILE]
+    PYTHONPATH=src:. python -m bench.once [--lab lab-4x4] [--repeat 9] [--only TEXT] [--json FILE]
 
 Tokens choose by the shares of the trace `olmoe-64`, or evenly. Experts give back what they get, so that the time is that of the two
 exchanges, packing, copies and sums included; counts are agreed on and plans found in the cache. Within a repetition both take
 turns, and who begins alternates; the time is from the first rank's start to the last one's end. Bytes between nodes are counted from
-the messages as they are sent, with all that rides along.
+the messages as they are sent, with all that rides along. --json keeps what the file has of other cases.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ def main():
             f"{row['bytes_ratio']:7.3f}"
         )
     if asked.json:
-        asked.json.write_text(
-            json.dumps({"lab": asked.lab, "width": asked.width, "rows": rows}, indent=1) + "\n"
-        )
+        kept = json.loads(asked.json.read_text())["rows"] if asked.json.exists() else {}
+        found = {"lab": asked.lab, "width": asked.width, "rows": kept | rows}
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from moeyard.kernels.place.assign import run_sums
 from moeyard.routing import Routing
 from moeyard.traffic import Traffic, whole_row_bytes
 
+_MOST_CHOICES = 1 << 16  # of a token: it is looked at choice by choice
+
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
@@ -61,9 +63,9 @@ class Assignment:
 
     def likely(self, top_k: int) -> Likely:
         """How rows would cross once if a token's choices, so many, knew nothing of one another: from counts alone."""
-        if type(top_k) is not int or not 1 <= top_k <= 1 << 16:
+        if type(top_k) is not int or not 1 <= top_k <= _MOST_CHOICES:
             raise InvalidDemand(
-                f"top_k={top_k!r}: how many choices a token has, a whole number from 1 to 65536"
+                f"top_k is {top_k!r}: how many choices a token has, a whole number from 1 to {_MOST_CHOICES}"
             )
         return likely_crossing((self.src, self.host, self.rows), top_k, self.ranks_per_node, self.num_ranks)
 

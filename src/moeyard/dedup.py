@@ -11,7 +11,7 @@ from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import exchange_seconds
 from moeyard.demand import Demand
-from moeyard.errors import UnknownName
+from moeyard.errors import InvalidDemand, UnknownName
 from moeyard.estimate import copy_seconds
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
@@ -24,6 +24,13 @@ WORTH = 0.8  # of the time of rows each for itself, from which on crossing once 
 def check_dedup(dedup: object) -> None:
     if not (isinstance(dedup, (bool, str)) and dedup in CHOICES):
         raise UnknownName.of("dedup", str(dedup), [str(one) for one in CHOICES])
+
+
+def check_top_k(top_k: object, experts: int) -> None:
+    if type(top_k) is not int or not 1 <= top_k <= experts:
+        raise InvalidDemand(
+            f"top_k is {top_k!r}: a token chooses at least 1 of these {experts} experts, and none twice"
+        )
 
 
 def may_cross_once(cluster: Cluster, dedup: bool | str, top_k: int) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moeyard as my
+from moeyard.dedup import check_dedup
 from moeyard.verify import check_fits
 
 
@@ -106,3 +107,19 @@ def test_the_kernel_does_what_it_says(seed, nodes, per, experts, top, replicas):
     if top == 1:
         assert (once_RR == served.rows_RR).all()
         assert not fan_RR.any()
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 1.5, "4", 1 << 40, True])
+def test_so_many_choices_no_token_has(top_k):
+    cluster = my.Cluster.load("h200-4x8")
+    served = my.assign(
+        cluster, my.Demand(np.ones((32, 32), np.int64)), my.Placement.of_homes(np.arange(32), 32)
+    )
+    with pytest.raises(my.InvalidDemand, match=r"top_k is .*: how many choices a token has"):
+        served.traffic(64, dedup=True, top_k=top_k)
+
+
+@pytest.mark.parametrize("dedup", [1, 1.0, np.True_, "True", None])
+def test_what_is_no_choice_of_dedup_is_refused(dedup):
+    with pytest.raises(my.UnknownName, match="unknown dedup"):
+        check_dedup(dedup)

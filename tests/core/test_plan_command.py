@@ -119,3 +119,7 @@ def test_rows_that_cross_once_are_counted(call):
     status, _, said = call("plan", "h200-4x8", "olmoe-64", "--dedup", "--top-k", "0")
     assert status == 2
     assert "top-k" in said
+    for command in (("plan", "h200-4x8", "olmoe-64", "--dedup"), ("advise", "h200-4x8", "olmoe-64")):
+        status, _, said = call(*command, "--top-k", "65")
+        assert status == 2
+        assert "top_k is 65: a token chooses at least 1 of these 64 experts" in said

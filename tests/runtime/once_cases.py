@@ -214,7 +214,7 @@ def again(rank, world, nodes):
 
 
 def refused(rank, world, nodes):
-    """A rank whose weights want gradients when others' do not is told so; so is a choice that is no expert."""
+    """A rank whose weights want gradients when others' do not is told so; so is a choice that is no expert, and one choice more."""
     texts = []
     with yr.Yard(cluster=cluster_of(nodes, world // nodes), timeout=60, dedup=True) as yard:
         layer = yr.MoELayer(8, 6, 8, 3, yard)
@@ -222,7 +222,9 @@ def refused(rank, world, nodes):
         weights = torch.rand(4, 3).requires_grad_(rank == 1)
         wrong = index.clone()
         wrong[0, 0] = 8 if rank == 2 else 0
-        for args in ((x, index, weights), (x, wrong, weights.detach())):
+        more = torch.arange(4 * (4 if rank == 2 else 3)).view(4, -1) % 8
+        calls = ((x, index, weights), (x, wrong, weights.detach()), (x, more, torch.rand(more.shape)))
+        for args in calls:
             try:
                 layer.experts(*args)
             except yr.Mismatch as error:

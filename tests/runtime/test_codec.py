@@ -175,7 +175,7 @@ def test_lossy_codecs_train_and_receivers_are_never_stale(found):
             assert compared > 0
             assert coded != plain
             assert coded[-1] < coded[0]
-            assert coded[-1] / plain[-1] - 1 < 0.1  # what it may cost; of a dozen tokens it may gain as much
+            assert abs(coded[-1] / plain[-1] - 1) < 0.1
         tallies = [rank["near"][codec][2] for rank in found]
         assert sum(one.get("messages", 0) for one in tallies) > 0
         assert sum(one.get("anchors", 0) for one in tallies) > 0

@@ -46,6 +46,7 @@ def test_what_is_wrong_is_told_to_all(found):
     for one in found:
         assert "weights that travel (4)" in one["refused"][0]
         assert "rank 2" in one["refused"][1]
+        assert "tokens as many choices where rows may cross once" in one["refused"][2]
 
 
 def test_a_plan_tells_what_would_have_been_sent_also_when_its_parts_were_made_before():

@@ -10,7 +10,7 @@ from moeyard.assign import assign
 from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster
 from moeyard.cost import StepCost, step_cost, step_floor
-from moeyard.dedup import model_for_planners, pays, rows_apart
+from moeyard.dedup import check_dedup, check_top_k, model_for_planners, pays, rows_apart
 from moeyard.demand import Demand
 from moeyard.migration import Migration
 from moeyard.model import STAND_IN, ModelSpec
@@ -68,6 +68,8 @@ def compare_planners(
 
     All times are for `model`; without one for the stand-in (50 MB experts), as `place` and `assign` do.
     """
+    check_dedup(dedup)
+    check_top_k(top_k, demand.num_experts)
     model = model or STAND_IN
     floor = step_floor(cluster, model, demand)
     start = place(cluster, demand, "static")

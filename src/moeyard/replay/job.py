@@ -9,7 +9,7 @@ from typing import Any
 from moeyard.choices import check_choices
 from moeyard.cluster import Cluster
 from moeyard.cost import step_floor
-from moeyard.dedup import check_dedup
+from moeyard.dedup import check_dedup, check_top_k
 from moeyard.errors import InvalidDemand, MoeyardError, UnknownName
 from moeyard.forecast import FORECASTS
 from moeyard.model import ModelSpec
@@ -62,6 +62,7 @@ class Job:
         if self.network not in NETWORKS:
             raise UnknownName.of("network model", self.network, NETWORKS)
         check_dedup(self.dedup)
+        check_top_k(self.top_k, self.trace.num_experts)
 
     def policy(self, planner: str) -> str:
         """Which copy serves a row: as the planner means it."""

@@ -17,12 +17,8 @@ from moeyard.train.modes import MODES
 from moeyard.train.options import Options
 
 MIDST = 0.5  # seconds after a step's begin that a datacenter is cut off: while it exchanges, not at the meeting before it
-SOMETIMES = (
-    "wan_bytes",
-    "wan_copies",
-    "rows_sent",
-    "rows_plain",
-)  # the first two where there are several datacenters; none in runs of 0.1
+# Of a step: the first two where there are several datacenters; none in runs of 0.1.
+SOMETIMES = ("wan_bytes", "wan_copies", "rows_sent", "rows_plain")
 STOP = "stop"  # a file of this name in the run's folder asks the ranks to save and end
 
 

@@ -30,9 +30,8 @@ def predicted_steps(trainer: Any, steps: Sequence[Mapping[str, Any]]) -> dict[st
         found, serial, work = _predict(trainer, step, plans[step])
         seconds[step] = found
         if work > 0:
-            shares.append(
-                min(1.0, (serial - found) / work)
-            )  # beyond: in the foreground they held up other parts' rows, too
+            # Beyond all of it: in the foreground they held up other parts' rows, too.
+            shares.append(min(1.0, (serial - found) / work))
     if not seconds:
         return None
     return {"seconds": seconds, "hideable": sum(shares) / len(shares) if shares else None}

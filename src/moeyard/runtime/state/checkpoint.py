@@ -219,9 +219,8 @@ def _open(
     path: Path, about: dict[str, Any], floor: Floor | None, allow_pickle: bool
 ) -> StoredCheckpoint | PickledCheckpoint:
     if about["format"] == folders.PICKLED:
-        from moeyard.runtime.state.dcp import (
-            PickledCheckpoint,
-        )  # what it needs of torch takes a second to import, on every rank
+        # What it needs of torch takes a second to import, on every rank.
+        from moeyard.runtime.state.dcp import PickledCheckpoint
 
         return PickledCheckpoint(path, floor, allow_pickle)
     return StoredCheckpoint(path, parse_index(path, folders.read_index(path, about, INDEX)))

@@ -136,9 +136,7 @@ class Flight:
         self._posted: list[list[Posted]] = [[] for _ in range(count)]
         self._done = [False] * count
         self._failed: BaseException | None = None
-        self._inference = (
-            torch.is_inference_mode_enabled()
-        )  # of the caller's thread; chains have threads of their own
+        self._inference = torch.is_inference_mode_enabled()  # in the caller's thread; chains have their own
         self._issued = [threading.Event() for _ in range(count)]
         self._locks = [threading.Lock() for _ in range(count)]
 

@@ -36,7 +36,7 @@ MEASURE = "measure"  # Yard(cluster=MEASURE)
 OLDEST = 24 * 3600.0  # seconds that a measurement is good for, if a look at the links agrees with it
 METHOD = 3  # of measuring: what another kept is not read
 AGREES = (
-    1.5  # times what was kept, or one in so many: more is another network, or was measured at a bad moment
+    1.5  # times what was kept, or one in so many: beyond, it is another network, or a bad moment was kept
 )
 FLOWS = (1, 3, 6, 12)  # messages on a nic at once
 TINY = 64
@@ -67,6 +67,14 @@ class Probe:
         self.deck, self.control, self.transport, self.cluster = deck, control, transport, cluster
         self.rank_R = np.arange(cluster.num_ranks)
         self.alive_R = cluster.rails.ravel()[cluster.port_R] > 0
+        self.sharing = int(np.bincount(cluster.nic_G).max())  # ranks of a nic
+
+    @property
+    def inside(self) -> IntArray:
+        """[rank]: the next one of its node."""
+        per = self.cluster.ranks_per_node
+        found: IntArray = self.rank_R // per * per + (self.rank_R + 1) % per
+        return found
 
     def times(self, act: Callable[[], Any], repeat: int) -> FloatArray:
         """[repetition, rank]: seconds that `act` took, all ranks at once, the same on every rank. One that takes long is not
@@ -96,11 +104,14 @@ class Probe:
 
     def sizes(self, port: Port, target: IntArray) -> tuple[int, int]:
         """(short, long) bytes: the long one takes about `_LONG` seconds at the nominal rate; where that is far too low, more."""
-        most = _MOST[self.deck.device.type]
-        long = int(min(max(port.bandwidth * _LONG, _LEAST), most))
+        most, long = _MOST[self.deck.device.type], self.long(port)
         while long < most and float(self.ring(target, long, 1).max()) < _LONG / 4:
             long = min(4 * long, most)
         return long // _SHORT, long
+
+    def long(self, port: Port) -> int:
+        """Bytes of a long message."""
+        return int(min(max(port.bandwidth * _LONG, _LEAST), _MOST[self.deck.device.type]))
 
     def _wait(self) -> None:
         if self.deck.device.type == "cuda":
@@ -113,10 +124,9 @@ def measure_cluster(probe: Probe) -> Cluster:
     cluster, per = probe.cluster, probe.cluster.ranks_per_node
     changes: dict[str, Any] = {}
     if per > 1:
-        inside = probe.rank_R // per * per + (probe.rank_R + 1) % per
-        sizes = probe.sizes(cluster.scale_up, inside)
-        seconds = [_least(probe.ring(inside, size, 3)) for size in sizes]
-        changes["scale_up"] = Port(_rate(sizes, seconds), _least(probe.ring(inside, TINY, 7)))
+        sizes = probe.sizes(cluster.scale_up, probe.inside)
+        seconds = [_least(probe.ring(probe.inside, size, 3)) for size in sizes]
+        changes["scale_up"] = Port(_rate(sizes, seconds), _least(probe.ring(probe.inside, TINY, 7)))
     if cluster.nodes_per_datacenter > 1:
         next_node = nodes_on(cluster, 1)
         tiny = _least(probe.ring(next_node, TINY, 7))
@@ -148,13 +158,18 @@ def _measure_wan(probe: Probe, law: Contention) -> Port:
     """Of a datacenter's port, which all its ranks fill together, by as many messages as there are live nics."""
     cluster, to = probe.cluster, datacenter_on(probe.cluster)
     assert cluster.wan is not None
-    flows = int((probe.alive_R & probe.alive_R[to]).sum()) // cluster.datacenters
+    flows = _wan_flows(probe, to)
     if flows == 0:
         return cluster.wan
     tiny = _least(probe.ring(to, TINY, 7))
     sizes = probe.sizes(Port(cluster.wan.bandwidth / flows, cluster.wan.latency), to)
     seconds = [_least(probe.ring(to, size, 3)) for size in sizes]
     return Port(flows * _rate(sizes, seconds) * law.factor(flows), tiny)
+
+
+def _wan_flows(probe: Probe, to: IntArray) -> int:
+    """Messages over a wan port when every rank whose nic lives sends one to the next datacenter."""
+    return int((probe.alive_R & probe.alive_R[to]).sum()) // probe.cluster.datacenters
 
 
 def _least(times: FloatArray) -> float:
@@ -225,13 +240,12 @@ def _contention(probe: Probe, sizes: tuple[int, int]) -> Contention | None:
     flows = [f for f in FLOWS if f <= (cluster.nodes_per_datacenter - 1) * cluster.ranks_per_node]
     if probe.deck.device.type != "cpu" or not (cluster.rails > 0).all() or len(flows) < 3:
         return None
-    sharing = int(np.bincount(cluster.nic_G).max())
     deck, rates = probe.deck, []
     for count in flows:
         rows = [torch.zeros(count, size // count, dtype=torch.uint8) for size in sizes]
         acts = [many_into_one(deck.rank, deck.channels, cluster, one) for one in rows]
         rates.append(_rate(sizes, [_least(probe.times(act, 3)) for act in acts]))
-    law = fit_contention([f * sharing for f in flows], np.maximum(1.0, rates[0] / np.array(rates)))
+    law = fit_contention([f * probe.sharing for f in flows], np.maximum(1.0, rates[0] / np.array(rates)))
     return Contention(round(law.loss, 5), round(law.knee, 3), law.ceiling)
 
 
@@ -287,19 +301,29 @@ def know_links(probe: Probe, interfaces: tuple[str, ...] | None) -> tuple[Cluste
 
 
 def _agrees(probe: Probe, kept: Cluster) -> bool:
-    """Whether one long message on every nic takes what the kept figures say, the same on every rank; on one node, from rank to rank."""
-    cluster, per = kept, kept.ranks_per_node
-    if cluster.nodes_per_datacenter > 1:
-        port, to = kept.scale_out, nodes_on(cluster, 1)
-    elif per > 1:
-        port, to = kept.scale_up, probe.rank_R // per * per + (probe.rank_R + 1) % per
-    else:
-        return True
-    size = int(min(max(port.bandwidth * _LONG, _LEAST), _MOST[probe.deck.device.type]))
-    sharing = int(np.bincount(cluster.nic_G).max()) if port is kept.scale_out else 1
-    usual = float(np.median(probe.ring(to, size, 3), axis=1).min())  # one slow nic is refined, or was known
-    said = port.latency + sharing * size / port.bandwidth
-    return said / AGREES <= usual <= said * AGREES
+    """Whether a long message on every nic, and from every rank to the next datacenter, takes what the kept figures say, the same on every
+    rank. On one node: from rank to rank."""
+    looks: list[
+        tuple[Port, IntArray, int, float]
+    ] = []  # where, to whom, messages that share it, what that costs
+    if kept.nodes_per_datacenter > 1:
+        looks.append((kept.scale_out, nodes_on(kept, 1), probe.sharing, 1.0))
+    elif kept.ranks_per_node > 1:
+        looks.append((kept.scale_up, probe.inside, 1, 1.0))
+    if kept.wan is not None and kept.datacenters > 1:
+        to = datacenter_on(kept)
+        flows = _wan_flows(probe, to)
+        looks.append((kept.wan, to, flows, kept.contention.factor(flows)))
+    for port, target, flows, law in looks:
+        if flows == 0:
+            continue
+        size = probe.long(Port(port.bandwidth / flows, port.latency))
+        # One slow nic is refined, or was known: the median of the ranks.
+        usual = float(np.median(probe.ring(target, size, 3), axis=1).min())
+        said = port.latency + law * flows * size / port.bandwidth
+        if not said / AGREES <= usual <= said * AGREES:
+            return False
+    return True
 
 
 def _look(key: str, cluster: Cluster) -> tuple[Cluster, float] | None:
