@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from statistics import median
 
 import pytest
 
@@ -26,8 +25,8 @@ def test_experts_cross_the_wan_once_instead_of_rows(root, rails, tmp_path):
     """Also a datacenter that is cut off for two seconds loses no step."""
     script = (
         "import sys\nfrom moeyard.cli.train import in_lab\nfrom moeyard.train import Options\n"
-        "options = Options(sys.argv[1], modes=('plain', 'domains', 'domains+codec'), steps=6, batch=2, length=96, timeout=60.0, compute=100000.0,\n"
-        "    config={'intermediate_size': 16, 'num_local_experts': 8}, faults=((5, 'break wan', 1, 0, 2.0),))\n"
+        "options = Options(sys.argv[1], modes=('plain', 'domains', 'domains+codec'), steps=4, batch=2, length=96, timeout=60.0, compute=100000.0,\n"
+        "    config={'intermediate_size': 16, 'num_local_experts': 8}, faults=((3, 'break wan', 1, 0, 2.0),))\n"
         "in_lab('lab-2dc', options, 'rails', quiet=True)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "MOEYARD_CACHE": str(tmp_path / "links")}
@@ -38,7 +37,7 @@ def test_experts_cross_the_wan_once_instead_of_rows(root, rails, tmp_path):
     for mode in ("plain", "domains", "domains+codec"):
         lines = (tmp_path / "run" / mode / "metrics.jsonl").read_text().splitlines()
         found[mode] = [one for one in map(json.loads, lines) if "event" not in one]
-        assert [one["step"] for one in found[mode]] == list(range(6))
+        assert [one["step"] for one in found[mode]] == [0, 1, 2, 3]
     for plain, domains, coded in zip(*found.values(), strict=True):
         assert domains["loss"] == pytest.approx(plain["loss"], abs=1e-5)
         assert coded["loss"] == pytest.approx(plain["loss"], rel=0.02)
@@ -49,10 +48,8 @@ def test_experts_cross_the_wan_once_instead_of_rows(root, rails, tmp_path):
     rows, experts = 8 * 192 * 512 * 4 * 2, 2 * 2 * 8 * EXPERT
     spared = found["plain"][1]["wan_bytes"] - found["domains"][1]["wan_bytes"]
     assert spared == pytest.approx(rows - experts, rel=0.25)
-    # In the first step receivers get anchors; then a bit a value, and gradients whole. Routers count headers and what TCP sends twice too.
-    whole, coded = ([one["wan_bytes"] for one in found[mode][1:5]] for mode in ("domains", "domains+codec"))
-    assert max(coded) < min(whole)
-    spared = median(whole) - median(coded)
+    # In the first step receivers get anchors; then a bit a value, and gradients whole.
+    spared = found["domains"][2]["wan_bytes"] - found["domains+codec"][2]["wan_bytes"]
     assert spared == pytest.approx(2 * 8 * (EXPERT - 4 * Codec.parse("bits:1").filled(EXPERT // 4)), rel=0.25)
-    longest = max(one[5]["seconds"] for one in found.values())
+    longest = max(one[3]["seconds"] for one in found.values())
     assert longest > 2.0

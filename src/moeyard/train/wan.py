@@ -30,8 +30,10 @@ class WanMeter:
         self._before = self._coded = 0
 
     def begin(self) -> None:
+        """All ranks together; nobody goes on before the routers were asked."""
         if self.far:
             self._before, self._coded = self._routers(), self.yard.workspace.tally["crossed"]
+            self.yard.control.gather(np.zeros(1, np.int64))
 
     def end(self, flown: Sequence[Flown], behind: Sequence[Flown]) -> dict[str, float]:
         """Every rank calls this. Nothing in one datacenter."""
