@@ -20,6 +20,7 @@ run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard s
 docs: $(STAMP)  ## the documents as a site in out/site; a broken link or a warning is an error
 	$(PIP) -e '.[docs]'
 	$(BIN)/python -m bench.commands --check || { echo "docs/commands.md is old: python -m bench.commands"; exit 1; }
+	rm -rf out/gallery && $(BIN)/python -m bench.gallery
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 lint: $(TOOLS)  ## ruff: rules and format

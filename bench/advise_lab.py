@@ -1,77 +1,112 @@
-"""python -m bench.advise_lab [--write]: what a replay says of the lab's training run, beside what docs/train.md has measured.
+"""What `advise` says of the lab's training runs, beside what was measured.
 
-The cluster is the lab as calibrated (bench/results/lab.json); the model is what `moeyard train` trains there: rows of 512 bytes, emulated
-accelerators of 12,000 rows/s, and the measured rest of a layer. The run's counts change little from step to step, so they are taken as
-known; gathers and reduces hide, as they do in mode `all`.
+    python -m bench.advise_lab [--trace NAME=PATH:EXPERTS ...] [--write]
+
+For each trace of bench/results/train_step.json (written by `python -m bench.train_step`): `advise` on the lab's own cluster file, with the
+model that was trained there, the rest of a layer as the run measured it, one replica slot as it had, and counts drawn from the trace's shares as
+the run drew them. Compared is the share of a step that all of moeyard saves over `direct` with experts at home. --trace: where a trace
+lies that does not come with moeyard. --write: into docs/replay.md. Exits with 1 where a saving is more than a fifth off, or even routing is called worth it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import moeyard as my
-from bench.document import between_marks
-from moeyard.replay import Job, replay
+from bench.document import ROOT, write_figures
+from bench.train_step import EVEN, LAB
+from moeyard.advise import Advice, advise
+from moeyard.formats.traces import find_trace
+from moeyard.lab import LabSpec
+from moeyard.model import top_k
+from moeyard.train.model import make_config, model_spec
+from moeyard.train.options import Options
+from moeyard.train.skew import draw, shares
 
-ROOT = Path(__file__).resolve().parent.parent
-WIDTH, EXPERTS, TOKENS, TOP_K, ROWS_PER_SECOND = 128, 16, 1024, 2, 12_000.0
-
-
-def measured() -> tuple[float, float, float, float]:
-    """Seconds of an iteration, direct and with all of moeyard; seconds of the rest of a layer, forward and backward."""
-    page = (ROOT / "docs" / "train.md").read_text()
-    plain, ours = (
-        float(re.search(rf"^\| {mode} \| ([\d.]+) s", page, re.M)[1]) for mode in ("direct", "all")
-    )
-    rest = re.search(r"the rest of a layer (\d+) ms forward, (\d+) ms backward", page)
-    return plain, ours, int(rest[1]) / 1e3, int(rest[2]) / 1e3
+RECORDS, SLOTS, LIMIT = 8, 1, 0.20
+REST = re.compile(r"the rest of a layer (\d+) ms forward, (\d+) ms backward")
+BUILT_IN = {"mixtral-8": "mixtral-8:16", "olmoe-64": "olmoe-64:64", "balanced": f"{EVEN}:16"}
 
 
-def modelled(forward: float, backward: float) -> tuple[float, float]:
-    """The same, by replay: direct with experts at home, and quota with one slot and auto."""
-    data = json.loads((ROOT / "bench" / "results" / "lab.json").read_text())["calibrated"]["cluster"]
-    cluster = my.Cluster(
-        4,
-        4,
-        my.Port(**data["scale_up"]),
-        my.Port(**data["scale_out"]),
-        contention=my.Contention(**data["contention"]),
-    )
-    model = my.ModelSpec(
-        row_bytes=4 * WIDTH, expert_bytes=4 * 3 * WIDTH * WIDTH, expert_flops=1.0, flops=ROWS_PER_SECOND,
-        non_moe_forward=forward, non_moe_backward=backward, layers=2,
-    )  # fmt: skip
-    trace, rng = my.load_trace("mixtral-8"), np.random.default_rng(0)
-    counts = np.zeros((3, 2, cluster.num_ranks, EXPERTS), dtype=np.int64)
-    for layer in range(2):
-        rows = trace.demand(-1, layer).rows.sum(axis=0)
-        share = np.repeat(rows / rows.sum(), EXPERTS // len(rows)) / (EXPERTS // len(rows))
-        counts[:, layer] = rng.multinomial(TOKENS * TOP_K, share, size=(len(counts), cluster.num_ranks))
-    job = Job(
-        cluster, my.Trace(counts), model, ("static", "quota"), ("direct", "auto"), "oracle", 1, overlap=True
-    )
-    found = replay(job)
-    return found.summary(found.ways[0])["step_s"], found.summary(found.ways[3])["step_s"]
+class Row(NamedTuple):
+    name: str
+    measured: float  # share of a step
+    advice: Advice
+
+    @property
+    def said(self) -> float:
+        return self.advice.saving(self.advice.together)
+
+    @property
+    def off(self) -> float:
+        return self.said / self.measured - 1
+
+
+def counts(source: str, experts: int, layers: int, ranks: int, tokens: int, top: int) -> my.Trace:
+    """Records as the run's steps had them."""
+    rng = np.random.default_rng(0)
+    found = np.zeros((RECORDS, layers, ranks, experts), np.int64)
+    for layer in range(layers):
+        share = (
+            np.full(experts, 1 / experts) if source == EVEN else shares(find_trace(source), layer, experts)
+        )
+        for record in range(RECORDS):
+            for rank in range(ranks):
+                chosen = draw(share, tokens, top, rng).numpy()
+                found[record, layer, rank] = np.bincount(chosen.reshape(-1), minlength=experts)
+    return my.Trace(found)
+
+
+def row(name: str, source: str, experts: int, run: dict[str, Any]) -> Row:
+    lab = LabSpec.load(LAB)
+    options = Options("", config={"num_local_experts": experts}, compute=lab.compute)
+    config = make_config(options)
+    forward, backward = (int(ms) / 1e3 for ms in REST.search(run["conditions"]["accelerator"]).groups())  # type: ignore[union-attr]
+    model = model_spec(config, options, lab.cluster).but(non_moe_forward=forward, non_moe_backward=backward)
+    trace = counts(source, experts, model.layers, lab.cluster.num_ranks, options.tokens, top_k(config))
+    seconds = {mode: one["iteration_s"] for mode, one in run["summary"].items()}
+    return Row(name, 1 - seconds["all"] / seconds["direct"], advise(lab.cluster, trace, model, slots=SLOTS))
+
+
+def table(found: list[Row]) -> str:
+    lines = [
+        "| trace | saved, measured | `advise` says | off by | it is called |",
+        "|---|---|---|---|---|",
+    ]
+    for one in found:
+        called = "worth it" if one.advice.worth else "little to gain"
+        lines.append(
+            f"| {one.name} | {one.measured:.0%} | {one.said:.0%} ({one.advice.together.planner} x "
+            f"{one.advice.together.scheduler}) | {one.off:+.0%} | {called} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
-    plain, ours, forward, backward = measured()
-    today, together = modelled(forward, backward)
-    seconds = (today - together) / (plain - ours) - 1
-    share = (1 - together / today) / (1 - ours / plain) - 1
-    text = (
-        f"Measured {plain:.2f} s -> {ours:.2f} s an iteration, {plain - ours:.2f} s saved ({1 - ours / plain:.0%}); modelled {today:.2f} s -> "
-        f"{together:.2f} s, {today - together:.2f} s saved ({1 - together / today:.0%}). The seconds saved are {seconds:+.0%} off, the share of the step {share:+.0%}."
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    print(text)
-    if "--write" in sys.argv:
-        page = ROOT / "docs" / "replay.md"
-        page.write_text(between_marks(page.read_text(), "trust", text))
+    parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
+    parser.add_argument("--write", action="store_true", help="the table into docs/replay.md")
+    options = parser.parse_args()
+    runs = json.loads((ROOT / "bench" / "results" / "train_step.json").read_text())
+    found = []
+    for name, text in (BUILT_IN | dict(one.split("=", 1) for one in options.trace)).items():
+        source, _, experts = text.rpartition(":")
+        found.append(row(name, source, int(experts), runs[name]))
+    print(table(found))
+    if options.write:
+        write_figures("docs/replay.md", "trust", table(found))
+    skewed = [one for one in found if one.name != "balanced"]
+    raise SystemExit(
+        any(abs(one.off) > LIMIT for one in skewed)
+        or any(one.advice.worth for one in found if one.name == "balanced")
+    )
 
 
 if __name__ == "__main__":
