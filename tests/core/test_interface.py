@@ -158,6 +158,39 @@ def test_a_misspelt_trace_is_named(call):
     refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
 
 
+TIMED = """
+from moeyard.cli import simulate as command
+from moeyard.kernels.compile import _Objects
+
+began, loaded, load = [], [], _Objects.load_overload
+class Clock:
+    perf_counter = staticmethod(lambda: began.append(len(loaded)) or 0.0)
+command.time = Clock
+_Objects.load_overload = lambda self, *given: loaded.append(self) or load(self, *given)
+from moeyard.cli.app import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print(loaded and began)
+"""
+
+
+def test_the_first_simulation_is_timed_without_the_loading_of_kernels(root):
+    """In a process of its own, where nothing is loaded yet: as many kernels when its clock stops as when it starts."""
+    there = os.environ | {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", TIMED, "simulate", "h200-2x8", "zipf:0.9", "--mb", "4", "--json"],
+        env=there,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    start, stop = eval(done.stdout.splitlines()[-1])
+    assert 0 < start == stop
+
+
 def test_every_command_has_a_summary_that_is_not_cut_and_an_example(call):
     out = " ".join(call("--help")[1].split())
     for name, command in COMMANDS.items():
