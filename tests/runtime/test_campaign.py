@@ -14,7 +14,7 @@ from bench.faults.kinds import KINDS
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(400)]
 
-SAMPLE = ("kill", "stop", "mismatched call", "killed save", "truncated file")
+SAMPLE = ("kill", "stop", "mismatched call")  # killed saves and broken files have tests of their own
 
 
 def test_a_sample_of_faults_is_named_and_gone_on_from(root, tmp_path):
