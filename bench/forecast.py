@@ -27,6 +27,9 @@ TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CLUSTERS = {"olmoe-64": "h200-4x8", "mixtral-8": "h200-4x8", "smartmoe-32": "h200-2x8"}
 TARGETS = {"olmoe-64": 0.94, "mixtral-8": 0.88, "smartmoe-32": 0.99}  # 2 slots, on one record
 PAST = 8  # records of a history
+MOVED = (
+    1 / 3
+)  # share of the rows that go to other experts than in the record before: such a record was not to be foreseen
 
 
 def place_plain(cluster, history, slots):
@@ -63,6 +66,10 @@ class Line(NamedTuple):
     late: dict[str, float]  # of the second half of the records, which lie further apart
     gain: dict[str, float]
     guesses: int
+    strange: list[
+        tuple[int, float, float]
+    ]  # record, share of its rows that moved, balancedness on one record
+    rest: float  # balancedness on one record of all others
 
 
 def measure(name, slots, every=1, traces=TRACES):
@@ -81,6 +88,10 @@ def measure(name, slots, every=1, traces=TRACES):
                 )
                 even[way][i, layer] = served.balancedness(cluster.speed)
     half = np.array(records) >= trace.num_records // 2
+    moved = np.array(
+        [np.mean([_moved(trace, t, layer) for layer in range(trace.num_layers)]) for t in records]
+    )
+    one = even["ahead, one record"].mean(axis=1)
     return Line(
         name,
         slots,
@@ -88,7 +99,15 @@ def measure(name, slots, every=1, traces=TRACES):
         {way: float(one[half].mean()) for way, one in even.items()},
         {way: float((one / even["shadow"]).mean(axis=0).min()) for way, one in even.items()},
         len(records) * trace.num_layers,
+        [(records[i], float(moved[i]), float(one[i])) for i in np.flatnonzero(moved > MOVED)],
+        float(one[moved <= MOVED].mean()),
     )
+
+
+def _moved(trace, record, layer):
+    """Share of the rows that go to other experts than in the record before."""
+    now, before = (trace.demand(r, layer).rows.sum(axis=0) for r in (record, record - 1))
+    return float(np.abs(now / now.sum() - before / before.sum()).sum() / 2)
 
 
 def table(lines):
@@ -98,6 +117,14 @@ def table(lines):
     for line in lines:
         cells = " | ".join(f"{line.balance[w]:.3f} ({line.late[w]:.3f})" for w in ways)
         text += f"| {line.trace} | {line.slots} | {cells} | {line.gain['ahead, history']:.2f} x |\n"
+    for line in lines:
+        for record, moved, found in line.strange:
+            text += (
+                f"\n{line.trace}, {line.slots} slots: {moved:.0%} of the rows of record {record} go to other experts than in the one before, which "
+                f"nothing foretold: {found:.3f}."
+            )
+        if line.strange:
+            text += f" All other records: {line.rest:.3f}.\n"
     return text.rstrip()
 
 
