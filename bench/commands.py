@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer.testing
 
+from moeyard.cli import lab
 from moeyard.cli.app import COMMANDS, app
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -21,6 +22,12 @@ def help_of(*words: str) -> str:
     return "\n".join(line.rstrip() for line in done.output.strip().splitlines())
 
 
+def in_lab() -> list[str]:
+    """The commands of `moeyard lab`, which comes last."""
+    assert list(COMMANDS)[-1] == "lab"
+    return list(typer.main.get_command(lab.app).commands)  # type: ignore[attr-defined]
+
+
 def text() -> str:
     parts = [
         "# Commands",
@@ -30,6 +37,7 @@ def text() -> str:
         ),
     ]
     parts += [f"## moeyard {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS]
+    parts += [f"### moeyard lab {name}\n\n```text\n{help_of('lab', name)}\n```" for name in in_lab()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -80,7 +80,8 @@ def _hot_set(scene: Scene) -> Weights:
 def _hot_rank(scene: Scene) -> Weights:
     home = np.arange(scene.experts) * scene.ranks // scene.experts
     own = np.flatnonzero(home == home[scene.order[0]])
-    return scene.hot(own, scene.value["share"]), np.ones(scene.ranks)
+    share = scene.value["share"] or max(0.125, min(0.9, 4 / scene.ranks))
+    return scene.hot(own, share), np.ones(scene.ranks)
 
 
 def _spread(scene: Scene) -> Weights:
@@ -95,7 +96,11 @@ def _ragged_source(scene: Scene) -> Weights:
 
 
 def _zero_load_rank(scene: Scene) -> Weights:
-    idle = min(scene.ranks - 1, int(scene.value["ranks"]))
+    idle = int(scene.value["ranks"])
+    if idle >= scene.ranks:
+        raise MoeyardError(
+            f"zero-load-rank:{idle}: of {scene.ranks} ranks at least one must have rows; give fewer"
+        )
     home = np.arange(scene.experts) * scene.ranks // scene.experts
     weight = np.where(home < scene.ranks - idle, 1.0, 0.0)
     return weight, np.where(np.arange(scene.ranks) < scene.ranks - idle, 1.0, 0.0)
@@ -120,7 +125,7 @@ def _burst(scene: Scene) -> Weights:
 DEMANDS: dict[str, tuple[dict[str, float], Callable[[Scene], Weights]]] = {
     "balanced": ({}, _balanced),
     "hot-set": ({"share": 0.5, "experts": 0}, _hot_set),
-    "hot-rank": ({"share": 0.125}, _hot_rank),
+    "hot-rank": ({"share": 0}, _hot_rank),
     "spread": ({"exponent": 0.9}, _spread),
     "ragged-source": ({"spread": 0.5}, _ragged_source),
     "zero-load-rank": ({"ranks": 1}, _zero_load_rank),
@@ -128,6 +133,7 @@ DEMANDS: dict[str, tuple[dict[str, float], Callable[[Scene], Weights]]] = {
     "burst": ({"share": 0.5, "period": 8, "length": 2, "experts": 0}, _burst),
 }
 _MOST = {"share": 1.0, "spread": 1.0, "exponent": 8.0}
+_WHOLE = ("experts", "ranks", "period", "length")
 
 
 def demand_over_time(spec: str, ranks: int, shape: Shape | None = None) -> Trace:
@@ -147,7 +153,7 @@ def demand_over_time(spec: str, ranks: int, shape: Shape | None = None) -> Trace
             tokens = np.rint(tokens_R * shape.tokens).astype(np.int64)
             drawn = rng.multinomial(tokens * shape.top_k, share_E)
             counts[record, layer] = _at_most(drawn, tokens)
-    said = ", ".join(f"{key}={number:g}" for key, number in value.items())
+    said = ", ".join(f"{key}={number:g}" for key, number in value.items() if number)
     meta = {"source": f"made: {name}{f' ({said})' if said else ''}, seed {shape.seed}", "top_k": shape.top_k}
     return Trace(counts, None, meta)
 
@@ -202,5 +208,11 @@ def _read(spec: str) -> tuple[str, dict[str, float]]:
                 f"{spec}: {key} must be a number from 0 to {_MOST.get(key, 1e6):g}, got {number!r}; "
                 f"write {name}:{key}={value[key]:g}"
             )
+        if key in _WHOLE and found != int(found):
+            raise MoeyardError(f"{spec}: {key} must be a whole number, got {number!r}")
         value[key] = found
+    if value.get("length", 0) > value.get("period", 0):
+        raise MoeyardError(
+            f"{spec}: a burst of {value['length']:g} records does not fit into every {value['period']:g}; give a longer period"
+        )
     return name, value

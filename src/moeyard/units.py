@@ -94,3 +94,8 @@ def show_bytes(size: float) -> str:
 def show_bandwidth(rate: float) -> str:
     """A rate with three significant digits: `48.9 GB/s`."""
     return f"{show_bytes(rate)}/s"
+
+
+def show_count(number: int, noun: str) -> str:
+    """1 record, 2 records."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

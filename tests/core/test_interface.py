@@ -199,6 +199,15 @@ def test_every_command_has_a_summary_that_is_not_cut_and_an_example(call):
     assert "--install-completion" in out
 
 
+def test_so_has_every_command_of_a_lab(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = " ".join(call("lab", "--help")[1].split())
+    for name in commands.in_lab():
+        said = call("lab", name, "--help")[1]
+        assert f"moeyard lab {name}" in said.split("Examples:")[1]
+        assert " ".join(said.split("\n\n")[1].split()) in out, name
+
+
 def test_the_page_of_commands_is_what_they_say():
     assert commands.text() == commands.PAGE.read_text(), "python -m bench.commands writes it"
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moeyard as my
+from moeyard.cli.routing import Wanted, read_case
 from moeyard.demands import DEMANDS, Shape, demand_over_time
 from moeyard.errors import InvalidFile, MoeyardError
 from moeyard.fold import fold
@@ -322,3 +323,30 @@ def test_a_shape_that_cannot_be_made_is_refused():
     for wrong in ({"records": 0}, {"top_k": 65}, {"seed": -1}):
         with pytest.raises(MoeyardError):
             Shape(**wrong)
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(4, 0.9), (8, 0.5), (16, 0.25), (64, 0.125)])
+def test_a_hot_rank_is_hot_on_any_number_of_ranks(ranks, share):
+    counts = demand_over_time("hot-rank", ranks, Shape(2, 1, 64, 4096, 1)).counts
+    at_home = counts.sum(axis=2).reshape(2, 1, ranks, -1).sum(axis=3)
+    assert at_home.max(axis=2) / at_home.sum(axis=2) == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("zero-load-rank:4", "of 4 ranks at least one must have rows"),
+        ("zero-load-rank:1.5", "ranks must be a whole number, got '1.5'"),
+        ("burst:length=9", "a burst of 9 records does not fit into every 8"),
+    ],
+)
+def test_demands_that_cannot_be_are_refused(spec, says):
+    with pytest.raises(my.MoeyardError, match=says):
+        demand_over_time(spec, 4, SMALL)
+
+
+def test_tokens_of_a_made_trace_are_those_of_the_ranks_that_have_some():
+    case = read_case(
+        "lab-2x2", "zero-load-rank", Wanted(tokens=512, records=2, layers=1, experts=16, top_k=2)
+    )
+    assert case.trace.counts.sum(axis=3).tolist() == [[[1024, 1024, 1024, 0]]] * 2

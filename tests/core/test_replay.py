@@ -67,12 +67,12 @@ def by_hand(record, planner, scheduler, method):
     for layer in range(TRACE.num_layers):
         truth = TRACE.demand(record, layer)
         past = [TRACE.demand(r, layer) for r in range(max(0, record - 8), record)]
-        known = truth if method == "oracle" else forecast(past, "last") if past else None
+        ahead = {"ahead": past[-4:], "oracle": [truth]}.get(method)
         placement = my.place(CLUSTER, truth, "static")
-        if past and method == "ahead":
-            placement = my.place(CLUSTER, past[-4:], planner, model=STAND_IN, home_E=placement.home_E)
-        elif known is not None:
-            placement = my.place(CLUSTER, known, planner, model=STAND_IN)
+        if ahead:
+            placement = my.place(CLUSTER, ahead, planner, model=STAND_IN, home_E=placement.home_E)
+        elif past:
+            placement = my.place(CLUSTER, forecast(past, "last"), planner, model=STAND_IN)
         placements.append(placement)
         assignments.append(my.assign(CLUSTER, truth, placement, POLICIES[planner], model=STAND_IN))
     return my.simulate_step(
@@ -106,9 +106,11 @@ def test_a_forecast_costs_where_the_demand_turns(found):
     turns = np.arange(3, len(TRACE.steps), 3)
     between = np.setdiff1d(np.arange(1, len(TRACE.steps)), turns)
     assert (ours[turns] > 1.2 * best[turns]).all()
-    assert np.allclose(ours[between], best[between], rtol=0.1)
-    assert oracle.first == 0
-    assert found.first == 1
+    assert (ours[between] < 1.2 * best[between]).all()
+    ahead = replay(job(forecast="ahead")).ways[-1].figures["step_s"]
+    for known_less in (ours, ahead):
+        assert best[between].mean() <= 1.01 * known_less[between].mean()  # who knows the records plans no worse
+    assert oracle.first == found.first == 1  # means are of the same records, whoever knows the first
     assert found.error[turns].min() > 3 * found.error[between].max()
 
 

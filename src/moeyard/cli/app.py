@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from moeyard.cli.help import epilog
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
@@ -153,14 +154,13 @@ class _Commands(TyperGroup):
 
 def _load(name: str) -> Any:
     module = import_module(f"moeyard.cli.{name}")
-    examples = "".join(f"\n  {line.strip()}" for line in COMMANDS[name].examples.strip().splitlines())
-    epilog = f"\b\nExamples:{examples}" if examples else None
+    examples = epilog(COMMANDS[name].examples)
     if hasattr(module, "app"):
-        module.app.info.epilog = epilog
+        module.app.info.epilog = examples
         made = typer.main.get_command(module.app)
     else:
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        alone.command(name, epilog=epilog, context_settings={"help_option_names": ["-h", "--help"]})(
+        alone.command(name, epilog=examples, context_settings={"help_option_names": ["-h", "--help"]})(
             module.run
         )
         made = typer.main.get_command(alone)

@@ -30,13 +30,16 @@ def run(
     """
     from moeyard.cli.lab import a_lab
     from moeyard.cli.show import print_json
+    from moeyard.lab import LabSpec
     from moeyard.live.server import Server
 
+    spec = a_lab(lab)  # before anything is made or shown
+    LabSpec.load(spec)
     out.mkdir(parents=True, exist_ok=True)
     server = Server(out, port, order=obey)
     print_json({"address": server.address}) if json else print(server.address, flush=True)
     command = [
-        sys.executable, "-m", "moeyard", "train", "--lab", a_lab(lab), "--mode", "moeyard", "--steps", str(steps), "--skew", "mixtral-8",
+        sys.executable, "-m", "moeyard", "train", "--lab", spec, "--mode", "moeyard", "--steps", str(steps), "--skew", "mixtral-8",
         "--out", str(out), "--timeout", "20",
     ]  # fmt: skip
     job = subprocess.Popen(command, stdout=sys.stderr)

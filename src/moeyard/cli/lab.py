@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
+from moeyard.cli.help import WholeSummaries, epilog
+
 app = typer.Typer(
+    cls=WholeSummaries,
     help="Run ranks on an emulated multi-rail network: nodes are network namespaces, rails are shaped.",
     no_args_is_help=True,
     add_completion=False,
@@ -33,7 +36,12 @@ Network = Annotated[
 Lab = Annotated[str | None, typer.Option("--lab", help="Which lab, if several run: its name or process id.")]
 
 
-@app.command("run")
+@app.command(
+    "run",
+    epilog=epilog(
+        "moeyard lab run lab-2x2 -- train.py --steps 8\nmoeyard lab run lab-4x4 --network rails --timeout 60 -- train.py"
+    ),
+)
 def run(
     spec: Spec,
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT [ARGS]...", help="What every rank runs.")],
@@ -75,7 +83,7 @@ Wan = Annotated[
 Seconds = Annotated[float | None, typer.Option(help="Mended after so many; default: by `lab mend`.")]
 
 
-@app.command("break")
+@app.command("break", epilog=epilog("moeyard lab break 0 1 --seconds 5\nmoeyard lab break --wan 1"))
 def break_(
     where: Annotated[
         list[int] | None, typer.Argument(metavar="NODE RAIL", help="A node's rail, counted from 0.")
@@ -89,7 +97,7 @@ def break_(
     _order("break", place, seconds, lab, "is cut")
 
 
-@app.command("slow")
+@app.command("slow", epilog=epilog("moeyard lab slow 0 1 0.2\nmoeyard lab slow --wan 1 0.1 --seconds 30"))
 def slow(
     where: Annotated[
         list[float] | None,
@@ -106,7 +114,7 @@ def slow(
     _order("slow", place | {"factor": factor}, seconds, lab, f"runs at {factor:g} of its rate")
 
 
-@app.command("mend")
+@app.command("mend", epilog=epilog("moeyard lab mend 0 1\nmoeyard lab mend --wan 1"))
 def mend(
     where: Annotated[
         list[int] | None, typer.Argument(metavar="NODE RAIL", help="A node's rail, counted from 0.")
@@ -147,7 +155,7 @@ def _order(order: str, place: dict[str, Any], seconds: float | None, lab: str | 
     print(f"{what} {done}" + ("" if order == "mend" else f"; {after}"))
 
 
-@app.command("list")
+@app.command("list", epilog=epilog("moeyard lab list"))
 def list_() -> None:
     """The labs that run on this machine."""
     from moeyard.lab import ask, labs
@@ -161,7 +169,7 @@ def list_() -> None:
         print(f"{name}: {spec['nodes']} x {spec['ranks_per_node']} ranks, {found['target']}")
 
 
-@app.command("check")
+@app.command("check", epilog=epilog("moeyard lab check"))
 def check(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -189,7 +197,12 @@ def check(
     raise typer.Exit(0 if whole else 1)
 
 
-@app.command("calibrate")
+@app.command(
+    "calibrate",
+    epilog=epilog(
+        "moeyard lab calibrate lab-2x2 --out ours.toml\ntorchrun --nproc-per-node 8 -m moeyard lab calibrate"
+    ),
+)
 def calibrate(
     spec: Annotated[
         str | None, typer.Argument(metavar="LAB", help="A lab; under torchrun: leave out, this cluster.")
@@ -240,7 +253,12 @@ def calibrate(
     print(f"written to {out}")
 
 
-@app.command("bench")
+@app.command(
+    "bench",
+    epilog=epilog(
+        "moeyard lab bench lab-2x2 --method gloo --method auto --repeat 3\nmoeyard lab bench lab-4x4 --out bench.json --report bench.html"
+    ),
+)
 def bench(
     spec: Spec = "lab-4x4",
     traffic: Annotated[

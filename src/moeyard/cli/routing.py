@@ -94,7 +94,8 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
         raise MoeyardError(
             f"--tokens {wanted.tokens}: {source} does not say how many experts a token chooses; add --top-k or --model"
         )
-    rows = None if wanted.tokens is None else float(wanted.tokens * (chosen or 1))
+    made = source.partition(":")[0] in DEMANDS  # with as many tokens as are wanted
+    rows = None if wanted.tokens is None or made else float(wanted.tokens * (chosen or 1))
     folded = fold(_part(trace, wanted), machines.num_ranks, rows_per_rank=rows)
     alone = folded.num_records == 1  # nothing to plan from, and nothing to judge a plan by
     if alone:

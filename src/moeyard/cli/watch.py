@@ -23,11 +23,14 @@ def run(
     """
     from moeyard.cli.show import print_json
     from moeyard.errors import InvalidFile
+    from moeyard.formats.replays import ARRAYS, JSON
     from moeyard.live.server import Server
     from moeyard.live.state import run_state
 
     if not folder.is_dir():
         raise InvalidFile(f"{folder}: no such folder; give what `moeyard train --out` writes")
+    if (folder / JSON).is_file() or (folder / ARRAYS).is_file():
+        raise InvalidFile(f"{folder}: a replay, which is over at once; `moeyard report {folder}` shows it")
     if json:
         print_json(run_state(folder))
         return

@@ -116,6 +116,7 @@ def _place(task: Task, guess: Demand | None, past: list[Demand], previous: Place
     if guess is None:
         return Placement.of_homes(homes, task.cluster.num_ranks, "static")
     model = model_for_planners(task.cluster, task.model, guess, homes, task.dedup, task.top_k)
-    if task.forecast == AHEAD:
-        return place(task.cluster, past[-RECENT:], task.planner, slots=task.slots, model=model, home_E=homes)
+    if task.forecast in (AHEAD, ORACLE):  # who knows the record plans on it as others do on the last ones
+        known = [guess] if task.forecast == ORACLE else past[-RECENT:]
+        return place(task.cluster, known, task.planner, slots=task.slots, model=model, home_E=homes)
     return place(task.cluster, guess, task.planner, slots=task.slots, model=model, previous=previous)

@@ -10,7 +10,7 @@ from moeyard.provenance import CLOSED_FORM
 from moeyard.report import charts
 from moeyard.report.page import Page, Section
 from moeyard.sim.step import StepTimeline
-from moeyard.units import show_bytes, show_seconds
+from moeyard.units import show_bytes, show_count, show_seconds
 
 
 def advice_page(
@@ -36,8 +36,10 @@ def advice_page(
         )
     ]  # fmt: skip
     for name, timeline in steps.items():
-        note = "Per resource: compute of each operator until its slowest rank is done; what runs in the background hides behind it."
-        sections.append(Section(f"A step, {name}", origin, note, figure=charts.step_lanes(timeline)))
+        note = f"The {show_count(advice.layers, 'layer')} replayed, not the whole model. Per resource: compute of each operator until its slowest rank is done; what runs in the background hides behind it."
+        sections.append(
+            Section(f"Layers of a step, {name}", origin, note, figure=charts.step_lanes(timeline))
+        )
     for grid in grids:
         note = "Share of today's step that the recommendation saves; where it is zero or less it does not pay. One layer, the newest record."
         sections.append(

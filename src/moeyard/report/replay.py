@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from moeyard.provenance import by_source
 from moeyard.replay.result import Replay, Way
 from moeyard.report import charts, figures
 from moeyard.report.page import Page, Section
-from moeyard.units import show_seconds
+from moeyard.units import show_count, show_seconds
 
 _PARTS = {
     "exchange_s": "exchanges",
@@ -26,9 +28,9 @@ def replay_page(found: Replay) -> Page:
     saved = 1 - found.summary(best)["step_s"] / found.summary(first)["step_s"]
     return Page(
         title="A trace replayed",
-        lead=f"{len(found.steps)} records through {len(found.ways)} ways to plan. No byte moved: all times are modelled.",
+        lead=f"{show_count(len(found.steps), 'record')} through {len(found.ways)} ways to plan. No byte moved: all times are modelled.",
         conditions=list(found.conditions.items())
-        + [(name, str(found.asked[name])) for name in ("forecast", "network", "overlap", "slots") if name in found.asked],
+        + [(name, _asked(name, found.asked[name])) for name in ("forecast", "network", "overlap", "slots") if name in found.asked],
         sections=sections,
         headlines=[
             (show_seconds(found.summary(best)["step_s"]), f"a step with {best.name}, the best"),
@@ -37,6 +39,12 @@ def replay_page(found: Replay) -> Page:
         ],
         footer="Written by `moeyard replay --out`; rebuild with `moeyard report FOLDER`. Hover over a figure for its values.",
     )  # fmt: skip
+
+
+def _asked(name: str, value: Any) -> str:
+    if name == "overlap":
+        return "gathers and reduces hide behind compute" if value else "none: gathers and reduces in turn"
+    return "no limit" if name == "slots" and value is None else str(value)
 
 
 def _comparison(found: Replay, best: Way) -> Section:

@@ -78,7 +78,12 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
         found.append((f"{(b - a) / a:+.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
         x, y = (mode.summary["exchange_s"] for mode in pair)
         found.append((f"{x / y:.2f} x" if y else "-", "faster exchanges"))
-    found.append((f"{last.summary['x_bound']:.2f} x", f"the lower bound: {last.name}'s exchanges"))
+    found.append(
+        (
+            f"{last.summary['x_bound']:.2f} x",
+            f"the lower bound: {last.name}'s exchanges from the last rank's arrival",
+        )
+    )
     if pair:
         found.append((f"{loss_gap(run):.1e}", "largest difference of the loss over all steps"))
     else:
