@@ -74,6 +74,17 @@ def test_columns_that_do_not_fit_are_left_out_and_named(monkeypatch):
     assert "too narrow for: second" in text
 
 
+def test_a_mark_that_does_not_fit_is_left_out_without_a_word(monkeypatch):
+    monkeypatch.setattr(show, "console", narrow)
+    rows = show.table("name", ">time", "?")
+    rows.add_row("a" * 47, "1.23 ms", "<- best")
+    out = narrow()
+    with out.capture() as seen:
+        out.print(rows)
+    assert "a" * 47 in seen.get()
+    assert "too narrow" not in seen.get()
+
+
 def narrow():
     from rich.console import Console
 

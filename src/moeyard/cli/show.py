@@ -50,11 +50,11 @@ class Fitting(Table):
             if not spare:
                 break
             self.columns.remove(spare[-1])
-            gone.insert(0, str(spare[-1].header).replace("\n", " "))
+            gone.insert(0, str(spare[-1].header).replace("\n", " ").strip())
             for place, column in enumerate(self.columns):
                 column._index = place
-        if gone:
-            self.caption, self.caption_justify = f"too narrow for: {', '.join(gone)}", "left"
+        if any(gone):  # marks have no heading
+            self.caption, self.caption_justify = f"too narrow for: {', '.join(filter(None, gone))}", "left"
         yield from super().__rich_console__(console, options)
 
     def _needs(self, console: Console, options: ConsoleOptions) -> int:
