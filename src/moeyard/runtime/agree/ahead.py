@@ -89,7 +89,7 @@ class Forecasts:
         one.used[key] = used
         one.used.move_to_end(key)
         while len(one.used) > REPLAYS:
-            one.used.popitem(last=False)
+            one.flying.pop(one.used.popitem(last=False)[0], None)  # forwards whose backward never came
         if self._last is not None:
             self._after[self._last] = site
         self._last = site
@@ -140,9 +140,10 @@ class Forecasts:
         flying[key] += 1
 
         def lands() -> None:
-            flying[key] -= 1
-            if not flying[key]:
-                del flying[key]
+            if flying[key] > 1:
+                flying[key] -= 1
+            else:
+                flying.pop(key, None)
 
         return lands
 
