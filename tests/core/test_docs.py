@@ -233,6 +233,8 @@ def test_the_golden_file_is_what_the_code_does(nodes, kind):
 def test_no_document_names_a_link_that_does_not_exist():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         text = page.read_text()
-        made = {f"gallery/{name}" for name in re.findall(r" --(?:out|page) ([\w-]+\.html)$", text, re.M)}  # by make docs
+        made = {
+            f"gallery/{name}" for name in re.findall(r" --(?:out|page) ([\w-]+\.html)$", text, re.M)
+        }  # by make docs
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert target in made or (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -109,7 +109,9 @@ def test_a_forecast_costs_where_the_demand_turns(found):
     assert (ours[between] < 1.2 * best[between]).all()
     ahead = replay(job(forecast="ahead")).ways[-1].figures["step_s"]
     for known_less in (ours, ahead):
-        assert best[between].mean() <= 1.01 * known_less[between].mean()  # who knows the records plans no worse
+        assert (
+            best[between].mean() <= 1.01 * known_less[between].mean()
+        )  # who knows the records plans no worse
     assert oracle.first == found.first == 1  # means are of the same records, whoever knows the first
     assert found.error[turns].min() > 3 * found.error[between].max()
 
