@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeyard.cluster import Cluster
 from moeyard.dedup import may_cross_once
+from moeyard.errors import InvalidDemand, MoeyardError
 from moeyard.fold import fold
 from moeyard.model import ModelSpec
+from moeyard.planners.static import static_homes
 from moeyard.replay.job import AHEAD, ORACLE, Job
 from moeyard.replay.layer import Task, replay_layer
 from moeyard.replay.run import replay
@@ -29,6 +33,7 @@ WORTH = 0.15  # share of a step; a choice, not a finding: docs/replay.md says wh
 NEARLY = 0.02  # share of a step that fewer slots may cost
 AUTO = "auto"  # of dedup
 SMALLER = (1 / 4, 1 / 16, 1 / 64)  # of the tokens: where does it stop paying?
+TRIED = ("static", "quota", "prophet", "domains")  # planners that are asked there, with scheduler auto
 
 IDEAS = {
     "rails": "rows sprayed over all rails",
@@ -77,9 +82,12 @@ class Advice:
     bound_s: float
     error: float  # of the forecast: rows guessed for the wrong rank or expert
     memory_bytes: int  # per rank: replicas of all layers, which a yard keeps for the backward pass, and gradients of two
-    least_tokens: float | None  # share of the tokens below which it saves less than WORTH; None: not found
+    least_tokens: (
+        float | None
+    )  # share of the tokens from which down TRIED save less than WORTH; None: not found
     records: int
     layers: int
+    most_rows: float = 1.0  # of a rank over the mean, experts at home: the most of any record and layer
 
     def saving(self, choice: Choice) -> float:
         """Share of today's step."""
@@ -110,6 +118,10 @@ def advise(
 ) -> Advice:
     """Replay a part of the trace in every way that counts. `slots`: at most so many; default: what is worth its memory. `top_k`: choices of a
     token; None: not known, so nothing is said of tokens that cross once."""
+    if forecast == ORACLE:
+        raise MoeyardError(
+            f"forecast {ORACLE!r}: nobody knows counts ahead, so nothing is advised on them; give ahead, last, ema or trend"
+        )
     part, past = sample(trace)
     base = Job(cluster, part, model, forecast=forecast, overlap=overlap, top_k=top_k or 1)
     most = (
@@ -126,11 +138,7 @@ def advise(
     if once := may_cross_once(cluster, "auto", base.top_k):
         ways.add("tokens that cross once", ("static",), ("direct", "auto"), None, dedup=True)
         for room in most:
-            planners = (
-                ("quota", "prophet", "domains")
-                if room != most[-1]
-                else ("quota", "prophet", "domains", "auto")
-            )
+            planners = ("quota", "prophet", "domains") + (("auto",) if room == most[-1] else ())
             ways.add(f"tokens that cross once, {room} slots", planners, ("auto",), room, dedup=True)
     alone = {
         "rails": ways.best(lambda c: c.planner == "static" and c.scheduler == "rails"),
@@ -140,8 +148,10 @@ def advise(
     }
     if once:
         alone["dedup"] = ways.best(lambda c: c.dedup and c.planner == "static" and c.scheduler == "direct")
-    together = ways.best(lambda c: c.scheduler == "auto")
+    least = min(choice.step_s for choice in (today, *alone.values()))
+    together = ways.best(lambda c: c.step_s <= least)
     room = 0 if together.planner == "static" else together.slots or 0
+    watch("fewer tokens")
     return Advice(
         today=today,
         alone=alone,
@@ -150,10 +160,19 @@ def advise(
         bound_s=ways.bound_s,
         error=ways.error,
         memory_bytes=room * (model.layers * model.expert_bytes + 2 * model.gradient_bytes),
-        least_tokens=_least(base, together, past),
+        least_tokens=_least(base, most[-1], past, once),
         records=part.num_records - past,
         layers=part.num_layers,
+        most_rows=_most_rows(part.counts[past:]),
     )
+
+
+def _most_rows(counts: NDArray[Any]) -> float:
+    ranks, experts = counts.shape[2:]
+    at_home = np.eye(ranks)[static_homes(experts, ranks)]
+    rows = counts.sum(axis=2, dtype=np.float64) @ at_home  # [record, layer, rank]
+    mean = rows.mean(axis=2)
+    return float((rows.max(axis=2) / np.where(mean > 0, mean, 1.0)).max())
 
 
 def one_step(base: Job, choice: Choice) -> StepTimeline:
@@ -184,7 +203,12 @@ def sample(trace: Trace) -> tuple[Trace, int]:
     layers = np.unique(
         np.linspace(0, trace.num_layers - 1, min(LAYERS, trace.num_layers)).round().astype(int)
     )
-    return Trace(trace.counts[records][:, layers], trace.steps[records], trace.meta), past
+    part = Trace(trace.counts[records][:, layers], trace.steps[records], trace.meta)
+    if not part.counts[past:].any():
+        raise InvalidDemand(
+            f"the last {part.num_records - past} records have no rows in the {part.num_layers} layers looked at; give a trace that ends with some"
+        )
+    return part, past
 
 
 class _Ways:
@@ -229,11 +253,12 @@ class _Ways:
         ]
 
     def best(self, wanted: Callable[[Choice], bool]) -> Choice:
-        """The fastest; of those nearly as fast the one with the fewest slots, which are memory, and without tokens that cross once."""
+        """The fastest; of those nearly as fast the one with the fewest slots, which are memory, without tokens that cross once, and with the
+        scheduler that chooses for itself."""
         chosen = [choice for choice in self.found if wanted(choice)]
         least = min(choice.step_s for choice in chosen)
         near = [choice for choice in chosen if choice.step_s <= least * (1 + NEARLY)]
-        return min(near, key=lambda choice: (choice.slots or 0, choice.dedup, choice.step_s))
+        return min(near, key=lambda c: (c.slots or 0, c.dedup, c.scheduler != "auto", c.step_s))
 
     def known(self, choice: Choice) -> Choice:
         """The same with counts known before they come."""
@@ -251,23 +276,48 @@ class _Ways:
         return self._choices(job)[0]
 
 
-def _least(base: Job, choice: Choice, past: int) -> float | None:
-    """Share of the tokens below which the choice saves less than WORTH, of those tried."""
-    last = None
-    mean = float(base.trace.counts.sum()) / np.prod(base.trace.counts.shape[:3])
-    short = Trace(base.trace.counts[-past - 1 :, :1], None, base.trace.meta)
-    for share in SMALLER:
-        if mean * share < 1:
+def _least(base: Job, slots: int, past: int, once: bool) -> float | None:
+    """The largest share of SMALLER at which, and at all below it that leave a rank a row, the best of TRIED saves less than WORTH."""
+    short = replace(base, trace=newest(base.trace, past))
+    rows = rows_per_rank(newest(base.trace, 0))
+    found = None
+    for share in sorted(share for share in SMALLER if rows * share >= 1):
+        ways = _Ways(with_tokens(short, share), past, 1, lambda _: None)
+        ways.add("", ("static",), ("direct",), None)
+        today = ways.found[0].step_s
+        for dedup in (False, True) if once else (False,):
+            ways.add("", TRIED, ("auto",), slots, dedup=dedup)
+        best = min(choice.step_s for choice in ways.found)
+        if 1 - best / today >= WORTH:
             break
-        trace = fold(short, base.cluster.num_ranks, rows_per_rank=mean * share)
-        if saving(replace(base, trace=trace), choice) < WORTH:
-            last = share
-            break
-    return last
+        found = share
+    return found
+
+
+def newest(trace: Trace, past: int) -> Trace:
+    """The busiest layer of the newest record with rows, and `past` records before it to plan from."""
+    rows_HL = trace.counts.sum(axis=(2, 3))
+    record = int(np.flatnonzero(rows_HL.any(axis=1))[-1])
+    layer = int(rows_HL[record].argmax())
+    return Trace(trace.counts[max(0, record - past) : record + 1, layer : layer + 1], None, trace.meta)
+
+
+def rows_per_rank(trace: Trace) -> float:
+    """Mean of records and layers."""
+    return float(trace.counts.sum(dtype=np.float64)) / float(np.prod(trace.counts.shape[:3]))
+
+
+def with_tokens(job: Job, share: float) -> Job:
+    """The same with so many times the tokens: rows, and the time of what is not experts."""
+    trace = fold(job.trace, job.cluster.num_ranks, rows_per_rank=rows_per_rank(job.trace) * share)
+    rest = {
+        what: getattr(job.model, what) * share for what in ("non_moe_forward", "non_moe_backward", "router")
+    }
+    return replace(job, trace=trace, model=job.model.but(**rest))
 
 
 def saving(job: Job, choice: Choice) -> float:
-    """Share of today's step, with the job's newest record, that the choice saves."""
+    """Share of today's step, with the job's newest record, that the choice saves; nothing of a step that takes none."""
     steps = []
     for planner, scheduler, slots, dedup in (
         ("static", "direct", None, False),
@@ -275,4 +325,4 @@ def saving(job: Job, choice: Choice) -> float:
     ):
         done = replay(replace(job, planners=(planner,), schedulers=(scheduler,), slots=slots, dedup=dedup))
         steps.append(float(done.ways[0].figures["step_s"][-1]))
-    return 1 - steps[1] / steps[0]
+    return 1 - steps[1] / steps[0] if steps[0] > 0 else 0.0

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moeyard.advise import Choice, saving
+from moeyard.advise import Choice, newest, rows_per_rank, saving, with_tokens
 from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster, Port
-from moeyard.fold import fold
 from moeyard.model import ModelSpec
 from moeyard.replay.job import Job
-from moeyard.trace import Trace
 
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0)
 
@@ -31,16 +29,15 @@ class Grid:
 
 def tokens_by_rate(base: Job, choice: Choice, factors: Sequence[float] = FACTORS) -> Grid:
     """Rows per rank against the bandwidth of a nic."""
-    trace = _last(base.trace)
-    rows = float(trace.counts.sum()) / float(np.prod(trace.counts.shape[:3]))
+    trace = newest(base.trace, 1)
+    rows = rows_per_rank(trace)
     port = base.cluster.scale_out
     saving_YX = np.array(
         [
             [
                 saving(
                     replace(
-                        base,
-                        trace=fold(trace, base.cluster.num_ranks, rows_per_rank=rows * y),
+                        with_tokens(replace(base, trace=trace), y),
                         cluster=base.cluster.but(scale_out=Port(port.bandwidth * x, port.latency)),
                     ),
                     choice,
@@ -59,7 +56,7 @@ def experts_by_wan(base: Job, choice: Choice, factors: Sequence[float] = FACTORS
     wan = base.cluster.wan
     if wan is None or base.cluster.datacenters == 1:
         return None
-    trace = _last(base.trace)
+    trace = newest(base.trace, 1)
 
     def at(y: float, x: float) -> float:
         cluster: Cluster = base.cluster.but(wan=Port(wan.bandwidth * x, wan.latency))
@@ -75,8 +72,3 @@ def experts_by_wan(base: Job, choice: Choice, factors: Sequence[float] = FACTORS
         base.model.expert_bytes * steps,
         saving_YX,
     )
-
-
-def _last(trace: Trace) -> Trace:
-    """One layer of the newest record, and the one before it to plan from."""
-    return Trace(trace.counts[-2:, :1], None, trace.meta)

@@ -17,7 +17,7 @@ def fold(trace: Trace, ranks: int, *, rows_per_rank: float | None = None) -> Tra
     The trace's ranks lie side by side, each as wide as the next, and the line is cut into `ranks` equal pieces: R ranks on R / k
     are sums of k neighbours, on k R each is divided by k. Every expert's rows in a record and layer stay what they were, to the
     row. A trace of one rank, which says nothing of ranks, is so spread evenly. `rows_per_rank`: then all counts are scaled to
-    this mean of a record and layer, rounded.
+    this mean of a record and layer, in whole rows: a rank keeps its total, an expert gets less than a row more or less than its share.
     """
     if ranks < 1:
         raise InvalidDemand(f"cannot fold a trace onto {ranks} ranks; give at least one")
@@ -68,4 +68,15 @@ def _scaled(counts: IntArray, rows_per_rank: float) -> tuple[IntArray, float]:
     if mean == 0:
         raise InvalidDemand("the trace has no rows at all; there is nothing to scale")
     factor = rows_per_rank / mean
-    return np.rint(counts * factor).astype(np.int64), factor
+    if factor == 1:
+        return counts, factor
+    own = counts.sum(axis=3)
+    upto = np.floor(np.cumsum(own * factor, axis=2) + 0.5)
+    total = np.diff(upto, axis=2, prepend=0.0)
+    # Every rank starts rounding elsewhere: otherwise all would round down the same rare experts.
+    shift = (np.arange(counts.shape[2]) * _DITHER % 1)[:, None]
+    ratio = np.divide(total, own, out=np.zeros_like(total), where=own > 0)
+    before = np.floor(np.cumsum(counts, axis=3) * ratio[..., None] + shift)
+    before[..., -1] = total
+    rows: IntArray = np.diff(before, axis=3, prepend=0.0).astype(np.int64)
+    return rows, factor

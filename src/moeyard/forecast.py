@@ -61,6 +61,12 @@ def forecast(history: Sequence[Demand], method: str = "last") -> Demand:
     return Demand(_whole_rows(guess, history[-1].rows.sum(axis=1)))
 
 
+def error_of(guess: Demand, truth: Demand) -> float:
+    """Rows guessed for the wrong (rank, expert) / rows, the mean of guessed and true ones where they differ: from 0 to 1, and 0 where
+    there are none."""
+    return float(np.abs(guess.rows - truth.rows).sum()) / max(1, int(guess.rows.sum() + truth.rows.sum()))
+
+
 def _whole_rows(guess_RE: FloatArray, total_R: IntArray) -> IntArray:
     """Whole numbers in proportion to the guess with these sums per rank: largest remainders first, ties to the lower id."""
     sums = guess_RE.sum(axis=1, keepdims=True)
@@ -108,7 +114,7 @@ def score_forecasts(
             for now in range(1, len(records)):
                 truth = records[now]
                 guess = forecast(records[max(0, now - 8) : now], method)
-                wrong.append(np.abs(guess.rows - truth.rows).sum() / 2 / max(1, truth.rows.sum()))
+                wrong.append(error_of(guess, truth))
                 seconds = []
                 for known in (guess, truth):
                     placement = place(cluster, known, planner, slots=slots, model=model)

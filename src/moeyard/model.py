@@ -254,6 +254,10 @@ def _model_type(config: Any) -> str:
 def _of(config: Any, *names: str) -> int:
     """The first of these fields that the config's text part, or the config, has."""
     value = _maybe(config, *names)
+    for name in names if value is None else ():
+        for part in (_text(config), config, _field(_text(config), "ffn_config")):
+            if (given := _field(part, name)) is not None:
+                raise InvalidModel(f"{name} is {given!r:.60}; give a whole number of at least 1")
     if value is None:
         raise InvalidModel(
             f"{type(config).__name__} has none of {', '.join(names)}; give a ModelSpec by hand"

@@ -41,6 +41,12 @@ class Trace:
             raise InvalidDemand(
                 f"trace counts{at} is {array[tuple(at)]}; give row counts that are zero or more"
             )
+        most = array.sum(axis=(2, 3), dtype=np.float64)
+        if most.max() >= 2**62:
+            at = [int(i) for i in np.argwhere(most >= 2**62)[0]]
+            raise InvalidDemand(
+                f"trace counts{at} hold {most[tuple(at)]:.3g} rows; rows of a record and layer must stay below 2**62"
+            )
         steps_ = np.array(np.arange(len(array)) if steps is None else steps)
         if steps_.shape != array.shape[:1] or steps_.dtype.kind not in "iu":
             raise InvalidDemand(

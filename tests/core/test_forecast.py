@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, UnknownName
-from moeyard.forecast import FORECASTS, forecast, score_forecasts
+from moeyard.forecast import FORECASTS, error_of, forecast, score_forecasts
 from moeyard.formats.traces import find_trace
 
 
@@ -34,6 +34,20 @@ def test_trend_follows_a_line():
     history = [Demand([[10 + 4 * t, 50 - 4 * t]]) for t in range(4)]
     assert forecast(history, "trend").rows.tolist() == [[26, 34]]
     assert forecast(history, "last").rows.tolist() == [[22, 38]]
+
+
+@pytest.mark.parametrize(
+    ("guess", "truth", "error"),
+    [
+        ([[4, 0]], [[3, 1]], 1 / 4),
+        ([[4, 0]], [[0, 4]], 1),
+        ([[90, 0]], [[0, 0]], 1),
+        ([[90, 0]], [[1, 0]], 89 / 91),
+        ([[0, 0]], [[0, 0]], 0),
+    ],
+)
+def test_an_error_is_a_share_of_rows_also_where_there_are_none(guess, truth, error):
+    assert error_of(Demand(guess), Demand(truth)) == pytest.approx(error)
 
 
 def test_scores_on_a_trace():

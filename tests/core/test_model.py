@@ -95,6 +95,13 @@ def test_a_config_without_experts_is_an_error_that_names_what_was_sought():
         ModelSpec.from_config(dense)
 
 
+@pytest.mark.parametrize("value", [-64, 0, "64", 6.5])
+def test_a_config_with_a_bad_number_is_an_error_that_names_it(value):
+    config = {"hidden_size": value, "intermediate_size": 128, "num_hidden_layers": 2, "num_experts": 4}
+    with pytest.raises(InvalidModel, match=rf"hidden_size is {value!r}; give a whole number"):
+        ModelSpec.from_config(config)
+
+
 def test_what_is_left_out_follows_the_expert():
     spec = ModelSpec(**BASE)
     assert (spec.gradient_bytes, spec.optimizer_bytes) == (1000, 6000)

@@ -77,7 +77,7 @@ def test_demand_from_a_file_and_memory(call, tmp_path):
         (["h200-4x8", "mixtral-8", "--model", "mixtral"], "unknown model 'mixtral'"),
         (["h200-4x8", "nothing.npz"], "nothing.npz"),
         (["h200-4x8", "mixtrl-8"], "unknown trace 'mixtrl-8'; did you mean 'mixtral-8'?"),
-        (["h200-4x8", "qqq"], "unknown trace 'qqq'; known: mixtral-8, olmoe-64"),
+        (["h200-4x8", "qqq"], "unknown trace 'qqq'; known: mixtral-8, olmoe-64. Or give"),
         (["h200-4x8", "mixtral-8", "--policy", "evn", "--planner", "static"], "did you mean 'even'"),
     ],
 )
@@ -87,6 +87,12 @@ def test_bad_input_is_one_line(call, args, says):
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_the_trace_says_how_many_choices_a_token_has_before_the_model(call):
+    args = ("plan", "lab-2x2", "mixtral-8", "--planner", "static", "--dedup", "--json")
+    assert json.loads(call(*args, "--model", "deepseek-v3")[1])["top_k"] == 2
+    assert json.loads(call(*args, "--model", "deepseek-v3", "--top-k", "3")[1])["top_k"] == 3
 
 
 @pytest.mark.parametrize("name", MODELS)

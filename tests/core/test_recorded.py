@@ -80,6 +80,11 @@ def test_micro_batches_add_up_and_dropped_rows_do_not_count(tmp_path):
         ([line(top_indices=[-2, 1])], "topk = 2"),
         ([line(top_indices=[2**70, 1])], "topk = 2"),
         ([line(top_indices=[10**6, 1])], "experts"),
+        ([line(num_experts=4, top_indices=[[0, 9]])], "r.jsonl:1: expert 9 is chosen of num_experts 4"),
+        (
+            [line(num_experts=4), line(rank=1, top_indices=[[0, 9]])],
+            "r.jsonl:2: expert 9 is chosen, line 1 says num_experts 4",
+        ),
         ([line(step=-1)], "step must be"),
         ([line(rank=True)], "rank must be"),
         ([{"step": 1}], "missing key 'layer'"),
@@ -186,7 +191,9 @@ def test_shares_become_rows(tmp_path):
         ("l.json", "[[1, 2], [3]]", "equally long"),
         ("l.json", '{"x": 1}', "loads"),
         ("l.json", "[" * 9000, "too deep|not JSON"),
-        ("l.json", "[[1, -1]]", "zero or more"),
+        ("l.json", "[[1, -1]]", "record 0, layer 0, expert 1: load -1; .* zero or more"),
+        ("l.json", "[[[1, 2], [NaN, 1]]]", "record 0, layer 1, expert 0: load nan"),
+        ("t.csv", "layer,rows\n0,1\n", "no column expert, only 'layer', 'rows'"),
         ("l.csv", "1,2\n3\n", "line 2"),
         ("t.csv", "expert,rows\n0,1\n1,-4\n", "line 3"),
         ("t.csv", "expert,rows\n0,1,2\n", "line 2 has 3 values"),
@@ -201,6 +208,12 @@ def test_bad_loads_and_tables_get_one_line(tmp_path, name, text, says):
     with pytest.raises(InvalidFile, match=says) as error:
         find_trace(str(tmp_path / name))
     assert "\n" not in str(error.value)
+
+
+def test_more_rows_than_can_be_counted_name_the_file(tmp_path):
+    np.savez(tmp_path / "huge.npz", counts=np.full((2, 1, 2, 4), 2**61))
+    with pytest.raises(MoeyardError, match=r"huge.npz: trace counts\[0, 0\] hold .* below 2\*\*62"):
+        find_trace(str(tmp_path / "huge.npz"))
 
 
 # --- folding
@@ -249,6 +262,25 @@ def test_folding_says_what_it_did_and_scales():
     for bad in (0.0, np.inf, -1.0):
         with pytest.raises(MoeyardError):
             fold(trace, 32, rows_per_rank=bad)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 300])
+def test_scaling_keeps_every_ranks_total_and_no_expert_in_particular_loses(rows):
+    trace = my.load_trace("olmoe-64")
+    part = my.Trace(trace.counts[:2, :2])
+    found = fold(part, 32, rows_per_rank=rows).counts
+    assert (found.sum(axis=3) == rows).all()
+    exact = part.counts * (rows / part.counts.sum(axis=3, keepdims=True))
+    assert np.abs(found - exact).max() < 1
+    even = fold(my.Trace(np.full((1, 1, 32, 64), 100)), 32, rows_per_rank=8).counts
+    assert np.ptp(even.sum(axis=2)) <= 3
+
+
+def test_scaling_shares_out_what_ranks_do_not_have_whole():
+    uneven = my.Trace(np.array([[[[10, 0], [2, 2], [3, 3], [0, 0]]]]))
+    found = fold(uneven, 4, rows_per_rank=1).counts[0, 0]
+    assert found.sum() == 4
+    assert np.abs(found.sum(axis=1) - np.array([2, 0.8, 1.2, 0])).max() < 1
 
 
 # --- demand over time

@@ -1,6 +1,7 @@
 """A replay is what planning each record by hand gives, whoever works it out; and it goes on where it stopped."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,6 +167,21 @@ def test_what_is_written_is_what_is_read(found, tmp_path):
     assert set(data["provenance"]) >= {"step_s", "plan_s", "bound_s"}
 
 
+def test_records_and_layers_without_rows_cost_nothing_and_spoil_no_figure(found, tmp_path):
+    counts = TRACE.counts[:5].copy()
+    counts[2], counts[3, 1] = 0, 0
+    some = replay(replace(job(), trace=my.Trace(counts)))
+    static = some.ways[0]
+    assert static.figures["step_s"][2] == some.bound_s[2] == 0
+    assert np.isfinite(some.error[1:]).all()
+    assert 0 <= some.error[1:].min() <= some.error[1:].max() <= 1
+    counted = [1, 3, 4]
+    expected = (static.figures["step_s"][counted] / some.bound_s[counted]).mean()
+    assert some.summary(static)["x_bound"] == pytest.approx(expected)
+    save_replay(some, tmp_path)
+    same(some, load_replay(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -226,9 +242,74 @@ def test_the_command_takes_made_demand_and_scales(call):
     assert "200 rows per rank and layer" in data["conditions"]["trace"]
 
 
+def test_an_interrupted_replay_says_how_to_go_on_and_leaves_no_page_of_another(call, tmp_path, monkeypatch):
+    out = tmp_path / "r"
+    assert call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out)[0] == 0
+    status, _, err = call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--resume" in err
+    (out / "replay.json").unlink()
+    (out / "replay.npz").unlink()
+
+    def stop(*args, **given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeyard.replay.run.BLOCK", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("moeyard.cli.replay.save_progress", lambda *args: (save_progress(*args), stop()))
+        status, _, err = call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out)
+    assert status == 130
+    assert f"0 of 3 records are in {out}; the same command with --resume goes on" in err
+    with pytest.raises(MoeyardError, match=r"r: a replay that is not finished; .* --resume"):
+        load_replay(out)
+    (out / "replay.json").write_text("{}")  # of what was here before
+    with monkeypatch.context() as patch:
+        patch.setattr("moeyard.cli.replay.make_replay", stop)
+        assert "1 of 3 records" in call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out, "--resume")[2]
+    assert not (out / "replay.json").exists()
+    assert call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out, "--resume")[0] == 0
+    assert load_replay(out).steps
+
+
+def test_the_trace_says_how_many_choices_a_token_has_not_the_model(call):
+    asked = ("replay", "lab-2x2", "mixtral-8", "--model", "deepseek-v3", *QUICK, "--tokens", "100", "--json")
+    said = json.loads(call(*asked)[1])["conditions"]
+    assert "200 rows per rank and layer" in said["trace"]
+    assert said["choices"] == "2 a token, by mixtral-8; not --model deepseek-v3: 8"
+    said = json.loads(call(*asked, "--top-k", "3")[1])["conditions"]
+    assert said["choices"] == "3 a token, by --top-k; not mixtral-8: 2, --model deepseek-v3: 8"
+    assert (
+        "choices" not in json.loads(call("replay", "lab-2x2", "mixtral-8", *QUICK, "--json")[1])["conditions"]
+    )
+
+
+def test_a_dense_model_is_refused_by_the_name_of_its_file(call, tmp_path):
+    dense = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    (tmp_path / "dense.json").write_text(json.dumps(dense))
+    for trace in ("mixtral-8", "balanced"):
+        status, out, err = call("replay", "lab-2x2", trace, "--model", tmp_path / "dense.json")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "dense.json: dict has none of num_local_experts" in err
+
+
+@pytest.mark.parametrize("kept", [[], [0]])
+def test_a_trace_without_rows_is_refused(call, tmp_path, kept):
+    counts = np.zeros((3, 1, 4, 8), np.int64)
+    counts[kept] = 5
+    my.save_trace(my.Trace(counts), tmp_path / "none.npz")
+    for command in ("replay", "advise"):
+        status, out, err = call(command, "lab-2x2", tmp_path / "none.npz", "--jobs", "1")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "none.npz: no rows in 3 records and 1 layers" in err
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        (
+            ("lab-2x2", "mixtral-8", "--top-k", "9"),
+            "--top-k: top_k is 9: a token chooses at least 1 of these 8",
+        ),
         (("h200-2x8", "mixtrl-8"), "did you mean 'mixtral-8'"),
         (("h200-2x8", "mixtral-8", "--resume"), "--out"),
         (("h200-2x8", "none.jsonl"), "none.jsonl"),

@@ -20,6 +20,12 @@ def test_every_page_is_one_file_of_less_than_8_mb(all_pages):
         assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', markup)
 
 
+def test_a_replay_that_is_not_finished_has_no_page_yet(tmp_path):
+    (tmp_path / "replay.npz").write_bytes(b"")
+    with pytest.raises(InvalidFile, match=r"a replay that is not finished; .* --resume"):
+        write_report(tmp_path)
+
+
 def test_the_page_of_a_replay_says_what_was_found(tmp_path):
     html = write_report(sample.a_replay(tmp_path / "r")).read_text()
     text = re.sub(r"<script.*?</script>|<[^>]+>", " ", html, flags=re.S)

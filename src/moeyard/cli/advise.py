@@ -126,7 +126,7 @@ def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
 
 def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
     out = console()
-    for name in ("cluster", "trace", "model", "folded", "loads", "records"):
+    for name in ("cluster", "trace", "model", "choices", "folded", "loads", "records"):
         text = case.conditions.get(name)
         if text and not text.startswith("no:"):
             out.print(f"{name}: {text}")
@@ -148,7 +148,7 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
     out.print(rows)
     out.print(
         f"today is {advice.today.step_s / advice.bound_s:.1f} x the bound that no placement beats ({show_seconds(advice.bound_s)}); "
-        f"a rank has {1 / max(advice.today.balancedness, 1e-9):.1f} x the mean rows at most"
+        f"a rank has at most {advice.most_rows:.1f} x the mean rows"
     )
     if advice.balanced:
         out.print("the routing is balanced: schedules and replicas have little to gain here")
@@ -191,7 +191,7 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
     if case.cluster.datacenters == 1 and "domains" in idle:
         where.append("domains: there is one datacenter")
     if advice.least_tokens is not None:
-        where.append(f"at 1/{round(1 / advice.least_tokens)} of these tokens or fewer")
+        where.append(f"1/{round(1 / advice.least_tokens)} of these tokens or fewer, by the ways tried there")
     out.print(f"would not pay: {'; '.join(where) or 'nothing found'}")
     out.print(f"switch on: [bold]{escape(both.yard(cluster))}[/]", soft_wrap=True)
 

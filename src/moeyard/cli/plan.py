@@ -17,6 +17,7 @@ from moeyard.formats.arrays import read_arrays
 from moeyard.formats.clusters import cluster_data
 from moeyard.formats.models import load_model, model_config, model_names
 from moeyard.formats.placements import save_placement
+from moeyard.formats.strict import named
 from moeyard.formats.traces import find_trace, trace_names
 from moeyard.kernels.build import prepare
 from moeyard.model import STAND_IN, ModelSpec
@@ -51,7 +52,11 @@ def run(
         ),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=0, help="Replica slots per rank; default: as many as pay.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Replica slots per rank, at most; default: no cap, each planner stops by its own rule (balanced: at 1).",
+        ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help='Bytes per rank for replicas, such as "2 GB".')] = None,
     planner: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
@@ -64,12 +69,14 @@ def run(
         bool,
         typer.Option(
             "--dedup",
-            help="A token crosses to a node once, where that pays: --top-k, the model or the trace says of how many choices.",
+            help="A token crosses to a node once, where that pays: --top-k, the trace or the model says of how many choices.",
         ),
     ] = False,
     top_k: Annotated[
         int | None,
-        typer.Option(min=1, help="Experts that a token chooses; default what the model or the trace says."),
+        typer.Option(
+            min=1, help="Experts that a token chooses; default what the trace says, else the model."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the best placement to this JSON file.")] = None,
@@ -118,9 +125,10 @@ def run(
 
 def _choices(source: str, model: str | None, given: int | None) -> int:
     """Of a token."""
-    said = given or (None if model is None else top_k_of(model_config(model)))
-    if said is None and _recorded(source):
-        said = find_trace(source).meta.get("top_k")
+    said = given or (find_trace(source).meta.get("top_k") if _recorded(source) else None)
+    if said is None and model is not None:
+        with named(model):
+            said = top_k_of(model_config(model))
     if type(said) is not int or said < 1:
         raise MoeyardError(
             f"--dedup: {source} does not say how many experts a token chooses; add --top-k or --model"
@@ -141,8 +149,9 @@ def read_demand(source: str, ranks: int, record: int, layer: int) -> tuple[Deman
         trace = fold(find_trace(source), ranks)
         return trace.demand(record, layer), str(trace.meta.get("folded", ""))
     if not suffix and not Path(source).exists():
+        near = suggest(source, trace_names())
         raise UnknownName(
-            f"unknown trace {source!r}; {suggest(source, trace_names())} Or give a file of rows[rank, expert]: "
+            f"unknown trace {source!r}; {near}{'' if near.endswith('?') else '.'} Or give a file of rows[rank, expert]: "
             f".npy, .npz or .csv"
         )
     return load_demand(source), ""

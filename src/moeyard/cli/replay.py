@@ -34,7 +34,7 @@ from moeyard.cli.routing import (
 )  # fmt: skip
 from moeyard.cli.show import console, print_json, table
 from moeyard.forecast import FORECASTS
-from moeyard.formats.replays import load_progress, replay_data, save_progress, save_replay
+from moeyard.formats.replays import begin, replay_data, save_progress, save_replay
 from moeyard.kernels.build import prepare
 from moeyard.planners import PLANNERS
 from moeyard.provenance import CLOCKED
@@ -45,6 +45,7 @@ from moeyard.replay.run import BACKENDS
 from moeyard.schedulers import SCHEDULERS
 from moeyard.units import show_seconds
 
+INTERRUPTED = 130  # status after Ctrl-C, as of shells
 _LONG = 10.0  # seconds after which whoever waits without a bar is told
 
 
@@ -55,7 +56,7 @@ def run(
     planner: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PLANNERS)}; may be repeated; default static and auto.")] = None,
     scheduler: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCHEDULERS)}; may be repeated; default direct and auto.")] = None,
     forecast: Annotated[str, typer.Option(help=f"What a placement is made from. {AHEAD}: the last records, as the runtime plans; {', '.join(FORECASTS)}: of the records before; {ORACLE}: the record itself.")] = AHEAD,
-    slots: Annotated[int | None, typer.Option(min=0, help="Replica slots per rank; default: as many as pay.")] = None,
+    slots: Annotated[int | None, typer.Option(min=0, help="Replica slots per rank, at most; default: no cap, each planner stops by its own rule (balanced: at 1).")] = None,
     network: Annotated[str, typer.Option(help="Exchange times: estimate, simulate (slower), or ports (the busiest port alone).")] = "estimate",
     overlap: Annotated[bool, typer.Option(help="Gathers and reduces hide behind compute, as the runtime has them.")
     ] = True,
@@ -86,9 +87,10 @@ def run(
     )  # fmt: skip
     if resume and out is None:
         raise MoeyardError("--resume goes on with what is in --out; name the folder")
-    state = load_progress(job, out) if out is not None and resume else None
+    state = None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
+        state = begin(job, out, resume=resume)
     prepare("plan")
     prepare("schedule")
     found = _replay(job, state, jobs or os.cpu_count() or 1, backend, case.conditions, out)
@@ -114,8 +116,10 @@ def _replay(
         )
 
         began, before = time.monotonic(), 0 if state is None else state.done
+        kept = before
 
         def watch(now: Any) -> None:
+            nonlocal kept
             bar.update(task, completed=now.done)
             left = (time.monotonic() - began) / (now.done - before) * (job.trace.num_records - now.done)
             if left > _LONG and not sys.stderr.isatty():
@@ -125,10 +129,22 @@ def _replay(
                 )
             if out is not None:
                 save_progress(job, now, out)
+            kept = now.done
 
-        return make_replay(
-            job, jobs=jobs, backend=backend, conditions=conditions, progress=state, watch=watch
-        )
+        try:
+            return make_replay(
+                job, jobs=jobs, backend=backend, conditions=conditions, progress=state, watch=watch
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            print(f"moeyard: {_interrupted(kept, job.trace.num_records, out)}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _interrupted(kept: int, records: int, out: Path | None) -> str:
+    if out is None:
+        return f"interrupted after {kept} of {records} records, and nothing is kept; with --out FOLDER a replay can go on"
+    return f"interrupted: {kept} of {records} records are in {out}; the same command with --resume goes on"
 
 
 def _show(found: Replay, out: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from moeyard.cluster import Cluster
+from moeyard.dedup import check_top_k
 from moeyard.demands import DEMANDS, Shape, demand_over_time
-from moeyard.errors import MoeyardError, UnknownName
+from moeyard.errors import InvalidDemand, MoeyardError, UnknownName
 from moeyard.fold import fold
 from moeyard.formats import load_cluster
 from moeyard.formats.models import load_model, model_config, model_names
 from moeyard.formats.recorded import READERS
+from moeyard.formats.strict import named
 from moeyard.formats.traces import find_trace, trace_names
 from moeyard.model import STAND_IN, ModelSpec, num_experts, top_k
 from moeyard.trace import Trace
@@ -51,7 +54,7 @@ Layers = Annotated[int | None, typer.Option(min=1, help="Only the first so many;
 Experts = Annotated[int | None, typer.Option(min=1, help="Of a made trace; default the model's, else 64.")]
 TopK = Annotated[
     int | None,
-    typer.Option(min=1, help="Experts that a token chooses; default what the model or the trace says."),
+    typer.Option(min=1, help="Experts that a token chooses; default what the trace says, else the model."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of a made trace.")]
 
@@ -87,16 +90,21 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
     if not machines.name:
         machines = machines.but(name=Path(cluster).stem)
     config = None if wanted.model is None else model_config(wanted.model)
+    _of_model(num_experts, wanted, config)  # a dense model is refused for that
     trace = _trace(source, machines.num_ranks, wanted, config)
-    chosen = wanted.top_k or (top_k(config) if config is not None else trace.meta.get("top_k"))
-    chosen = chosen if type(chosen) is int and chosen > 0 else None
+    chosen, differ = _choices(source, trace, wanted, config)
     if wanted.tokens is not None and chosen is None:
         raise MoeyardError(
             f"--tokens {wanted.tokens}: {source} does not say how many experts a token chooses; add --top-k or --model"
         )
     made = source.partition(":")[0] in DEMANDS  # with as many tokens as are wanted
     rows = None if wanted.tokens is None or made else float(wanted.tokens * (chosen or 1))
-    folded = fold(_part(trace, wanted), machines.num_ranks, rows_per_rank=rows)
+    part = _part(trace, wanted)
+    if not part.counts[part.num_records > 1 :].any():  # the first is where a past begins
+        raise InvalidDemand(
+            f"{source}: no rows in {part.num_records} records and {part.num_layers} layers, or in the first record only; give a trace with some"
+        )
+    folded = fold(part, machines.num_ranks, rows_per_rank=rows)
     alone = folded.num_records == 1  # nothing to plan from, and nothing to judge a plan by
     if alone:
         folded = Trace(folded.counts.repeat(2, axis=0), folded.steps[0] + [0, 1], folded.meta)
@@ -112,6 +120,8 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
         "folded": str(folded.meta.get("folded", "no: the trace has the cluster's ranks")),
         "model": _model_line(wanted.model, model, config, folded),
     }
+    if differ:
+        conditions["choices"] = differ
     if alone:
         conditions["records"] = (
             "one record, taken twice: what comes next is taken to be like it, so the forecast is not judged"
@@ -127,8 +137,8 @@ def _trace(source: str, ranks: int, wanted: Wanted, config: Any) -> Trace:
             "records": wanted.records,
             "layers": wanted.layers,
             "tokens": wanted.tokens,
-            "experts": wanted.experts or (num_experts(config) if config is not None else None),
-            "top_k": wanted.top_k or (top_k(config) if config is not None else None),
+            "experts": wanted.experts or _of_model(num_experts, wanted, config),
+            "top_k": wanted.top_k or _of_model(top_k, wanted, config),
         }
         shape = {key: value for key, value in given.items() if value is not None}
         if "top_k" not in shape:
@@ -140,6 +150,26 @@ def _trace(source: str, ranks: int, wanted: Wanted, config: Any) -> Trace:
         return find_trace(source)
     except UnknownName:
         raise UnknownName.of("trace", source, [*trace_names(), *DEMANDS]) from None
+
+
+def _choices(source: str, trace: Trace, wanted: Wanted, config: Any) -> tuple[int | None, str]:
+    """Experts that a token chooses: what --top-k says, else the trace, else the model; and a line where others say otherwise."""
+    traced, modelled = trace.meta.get("top_k"), _of_model(top_k, wanted, config)
+    traced = traced if type(traced) is int and traced > 0 else None
+    said = {"--top-k": wanted.top_k, source: traced, f"--model {wanted.model}": modelled}
+    by, chosen = next(((by, k) for by, k in said.items() if k is not None), ("", None))
+    if chosen is not None:
+        with named(by):
+            check_top_k(chosen, trace.num_experts)
+    others = ", ".join(f"{by}: {k}" for by, k in said.items() if k not in (None, chosen))
+    return chosen, f"{chosen} a token, by {by}; not {others}" if others else ""
+
+
+def _of_model(what: Callable[[Any], int], wanted: Wanted, config: Any) -> int | None:
+    if config is None:
+        return None
+    with named(str(wanted.model)):
+        return what(config)
 
 
 def _part(trace: Trace, wanted: Wanted) -> Trace:

@@ -59,6 +59,10 @@ def save_replay(found: Replay, folder: PathLike) -> None:
 def load_replay(source: PathLike) -> Replay:
     """From a replay's folder or its replay.json."""
     path = Path(source) / JSON if Path(source).is_dir() else Path(source)
+    if not path.exists() and path.with_name(ARRAYS).exists():
+        raise InvalidFile(
+            f"{path.parent}: a replay that is not finished; give its `moeyard replay` command again, with --resume"
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -83,8 +87,8 @@ def load_replay(source: PathLike) -> Replay:
         bound_s, wrong = (_row(data[key], len(steps)) for key in ("bound_s", "forecast_error"))
         if not (ways and steps):
             raise ValueError("no record and no way")
-        if not (bound_s > 0).all():
-            raise ValueError("bound_s must be positive")
+        if not (bound_s >= 0).all():
+            raise ValueError("bound_s must be zero or more")
         rows = {str(planner): _matrix(one, len(steps)) for planner, one in data["rows"].items()}
         return Replay(dict(data["asked"]), conditions, steps, bound_s, wrong, ways, rows)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -125,6 +129,19 @@ def save_progress(job: Job, state: Progress, folder: PathLike) -> None:
     part.replace(target)
 
 
+def begin(job: Job, folder: PathLike, *, resume: bool) -> Progress | None:
+    """Where to go on, None at the beginning. A folder with a replay in it is not begun anew; a page of what was is no page of what will be."""
+    there = [name for name in (ARRAYS, JSON) if (Path(folder) / name).exists()]
+    if there and not resume:
+        raise MoeyardError(
+            f"{folder}: holds a replay ({', '.join(there)}); go on with --resume, remove it, or give another --out"
+        )
+    state = load_progress(job, folder)
+    if state is None or state.done < job.trace.num_records:
+        (Path(folder) / JSON).unlink(missing_ok=True)
+    return state
+
+
 def load_progress(job: Job, folder: PathLike) -> Progress | None:
     """What `save_progress` wrote for the same job; None where there is nothing yet; another job is an error."""
     path = Path(folder) / ARRAYS
@@ -141,9 +158,7 @@ def load_progress(job: Job, folder: PathLike) -> Progress | None:
             raise MoeyardError(f"--resume with other options: {told}; give the same, or another --out")
         return _progress(path, job, arrays)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise InvalidFile(
-            f"{path}: not what a replay left: {error!r}; start anew without --resume"
-        ) from error
+        raise InvalidFile(f"{path}: not what a replay left: {error!r}; remove it and start anew") from error
 
 
 def _progress(path: Path, job: Job, arrays: dict[str, Any]) -> Progress:

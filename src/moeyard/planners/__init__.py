@@ -26,7 +26,7 @@ from moeyard.planners.static import plan_static
 
 
 class Planner(Protocol):
-    """A pure function. `slots`: room for replicas on each rank, None for as many as pay. `home_E`: homes that stay."""
+    """A pure function. `slots`: room for replicas on each rank; None: no cap, it stops by its own rule. `home_E`: homes that stay."""
 
     def __call__(
         self,
@@ -73,9 +73,10 @@ def place(
 
     A list of demands, oldest first, asks for the one that follows them: the planner answers the newest, and free slots hold what
     the forecast may be wrong about (`planners.ahead`). `home_E`: homes that stay where they are; default spread evenly, or moved.
-    `slots`: extra replica slots per rank, `memory`: bytes for them; None: no cap. With `previous` it stays as it is unless
-    the new placement saves more, over `steps` steps of this demand, than the move from `previous` costs. Without a model,
-    what depends on one is planned for a stand-in (50 MB experts), and the placement says so: `model_assumed`.
+    `slots`: extra replica slots per rank, `memory`: bytes for them; None: no cap, and each planner stops by its own rule: by predicted
+    time, `quota` when the ranks are even, `balanced` at one a rank. With `previous` it stays as it is unless the new placement saves
+    more, over `steps` steps of this demand, than the move from `previous` costs. Without a model, what depends on one is planned for
+    a stand-in (50 MB experts), and the placement says so: `model_assumed`.
     """
     history = newest(demand)
     ahead, demand = not isinstance(demand, Demand), history[-1]

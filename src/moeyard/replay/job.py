@@ -26,7 +26,7 @@ METHODS = (AHEAD, *FORECASTS, ORACLE)
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The trace has the cluster's ranks (`moeyard.fold`). Replicas get `slots` per rank, None: as many as pay.
+    """The trace has the cluster's ranks (`moeyard.fold`). Replicas get at most `slots` per rank, None: no cap.
 
     forecast: what a placement is made from: the last records as the runtime takes them (ahead); the last one, an average (ema) or
     a trend, each as if it were certain; or oracle, the record itself.

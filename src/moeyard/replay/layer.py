@@ -12,7 +12,7 @@ from moeyard.assign import assign
 from moeyard.cluster import Cluster
 from moeyard.dedup import model_for_planners
 from moeyard.demand import Demand
-from moeyard.forecast import forecast
+from moeyard.forecast import error_of, forecast
 from moeyard.migration import Migration
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
@@ -48,7 +48,7 @@ class Moment:
     rows_R: IntArray
     times: tuple[LayerTimes, ...]  # of each scheduler
     balancedness: float
-    error: float  # rows guessed for the wrong (rank, expert) / all rows; nan without a past
+    error: float  # of the forecast (`error_of`); nan without a past
     plan_seconds: float
     moved_homes: int
     replicas: int
@@ -85,13 +85,12 @@ def replay_layer(task: Task) -> tuple[list[Moment], Placement]:
             )
             for name in task.schedulers
         )
-        wrong = np.nan if guess is None else float(np.abs(guess.rows - truth.rows).sum()) / 2
         found.append(
             Moment(
                 rows_R=served.rows_R,
                 times=times,
                 balancedness=served.balancedness(task.cluster.speed),
-                error=wrong / max(1, int(truth.rows.sum())),
+                error=np.nan if guess is None else error_of(guess, truth),
                 plan_seconds=took,
                 moved_homes=0 if previous is None else len(Migration(previous, placement).homes_M3),
                 replicas=placement.copies,

@@ -59,7 +59,9 @@ class Replay:
         """Means over the records that count."""
         part = slice(self.first, None)
         found = {name: float(np.mean(way.figures[name][part])) for name in FIGURES}
-        found["x_bound"] = float(np.mean(way.figures["step_s"][part] / self.bound_s[part]))
+        there = self.bound_s[part] > 0  # a record without rows has nothing to be compared with
+        x_bound = way.figures["step_s"][part][there] / self.bound_s[part][there]
+        found["x_bound"] = float(np.mean(x_bound)) if there.any() else 1.0
         found["moved_homes"] = float(np.sum(way.figures["moved_homes"][part]))
         return found
 

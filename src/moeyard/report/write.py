@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from moeyard.errors import InvalidFile
-from moeyard.formats.replays import FORMAT, JSON, load_replay
+from moeyard.formats.replays import ARRAYS, FORMAT, JSON, load_replay
 from moeyard.formats.timelines import load_timeline
 from moeyard.report.bench import bench_page
 from moeyard.report.load import load_run
@@ -23,7 +23,8 @@ def write_report(source: str | Path, out: str | Path | None = None) -> Path:
         source = source.parent
     if source.is_dir():
         target = Path(out) if out is not None else source / "report.html"
-        page = page_of_replay(source) if (source / JSON).is_file() else page_of_run(source)
+        replayed = (source / JSON).is_file() or (source / ARRAYS).is_file()
+        page = page_of_replay(source) if replayed else page_of_run(source)
     elif source.suffix == ".npz":
         target = Path(out) if out is not None else source.with_suffix(".html")
         page = timeline_page(load_timeline(source))

@@ -29,8 +29,14 @@ def trace_of_loads(path: PathLike, loads: NDArray[Any], source: str) -> Trace:
         raise InvalidFile(
             f"{path}: loads must be [layer, expert] or [record, layer, expert], got shape {loads.shape}"
         )
-    if loads.dtype.kind not in "iuf" or not (np.isfinite(loads).all() and (loads >= 0).all()):
+    if loads.dtype.kind not in "iuf":
         raise InvalidFile(f"{path}: loads must be numbers of zero or more, got {loads.dtype}")
+    bad = ~(np.isfinite(loads) & (loads >= 0))
+    if bad.any():
+        r, layer, e = np.argwhere(bad)[0].tolist()
+        raise InvalidFile(
+            f"{path}: record {r}, layer {layer}, expert {e}: load {loads[r, layer, e]}; give finite numbers of zero or more"
+        )
     meta: dict[str, Any] = {"source": source}
     if float(loads.sum(axis=2, dtype=np.float64).max()) >= 2**62:
         raise InvalidFile(f"{path}: a layer has more than 2**62 rows; give row counts")
@@ -93,7 +99,12 @@ def read_csv(path: PathLike) -> Trace:
             first = next((line for line in csv.reader(file) if line and not line[0].startswith("#")), [])
         except (csv.Error, UnicodeDecodeError) as error:
             raise InvalidFile(f"{path}: not CSV: {error}") from error
-    if "expert" not in [cell.strip().lower() for cell in first]:
+    heading = [cell.strip().lower() for cell in first]
+    if "expert" not in heading:
+        if first and not any(map(_is_number, first)):
+            raise InvalidFile(
+                f"{path}: no column expert, only {', '.join(map(short, heading))}; a table has step, layer, rank, expert, rows"
+            )
         return trace_of_loads(path, read_arrays(path)["rows"], "loads per layer and expert")
     return _table(path)
 
@@ -134,6 +145,14 @@ def _trace_of_cells(path: PathLike, cells: NDArray[np.int64], ranked: bool) -> T
     meta = {"source": "a table of counts" if ranked else "a table of counts without ranks"}
     with named(path):
         return Trace(counts, steps, meta)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _whole(path: PathLike, line: int, text: str) -> int:

@@ -22,18 +22,24 @@ def read_megatron(path: PathLike) -> Trace:
     Lines of the same step, layer and rank (micro-batches) add up. `num_experts` may be on any line; else the highest seen counts.
     """
     chosen: dict[tuple[int, int, int], IntArray] = {}
-    experts, top = 0, set()
+    highest, told, top = (-1, 0), (0, 0), set()  # expert chosen, experts said; each with its line
     with open(path, encoding="utf-8") as file:
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     at, picked, said, k = _line(f"{path}:{number}", line)
-                    experts = max(experts, said, int(picked.max(initial=-1)) + 1)
+                    highest = max(highest, (int(picked.max(initial=-1)), number))
+                    told = max(told, (said, number))
                     top.add(k)
                     count = np.bincount(picked[picked >= 0])
                     chosen[at] = _sum(chosen[at], count) if at in chosen else count
         except UnicodeDecodeError as error:
             raise InvalidFile(f"{path}: not text: {error}") from error
+    experts = told[0] or highest[0] + 1
+    if highest[0] >= experts:
+        raise InvalidFile(
+            f"{path}:{highest[1]}: expert {highest[0]} is chosen, line {told[1]} says num_experts {experts}; correct one of them"
+        )
     if not chosen:
         raise InvalidFile(f"{path}: empty; give one line of JSON per step, layer and rank")
     steps, layers, ranks = (sorted({at[i] for at in chosen}) for i in range(3))
@@ -69,9 +75,13 @@ def _line(place: str, line: str) -> tuple[tuple[int, int, int], IntArray, int, i
         if type(value) is not int or not 0 <= value < 2**62:
             raise InvalidFile(f"{place}: {key} must be a whole number of at least 0, got {short(value)}")
     picked = _picked(place, entry["top_indices"], entry["topk"])
-    experts = entry.get("num_experts", 0)
-    if max(experts, int(picked.max(initial=-1)) + 1) > MOST_EXPERTS:
+    experts, highest = entry.get("num_experts", 0), int(picked.max(initial=-1))
+    if max(experts, highest + 1) > MOST_EXPERTS:
         raise InvalidFile(f"{place}: more than {MOST_EXPERTS} experts; number them from 0")
+    if experts and highest >= experts:
+        raise InvalidFile(
+            f"{place}: expert {highest} is chosen of num_experts {experts}, numbered from 0; correct one of them"
+        )
     return (entry["step"], entry["layer"], entry["rank"]), picked, experts, entry["topk"]
 
 

@@ -19,6 +19,6 @@ def read_sglang(path: PathLike) -> Trace:
         raise InvalidFile(
             f"{path}: no tensor logical_count[pass, layer, expert]; record with SGLang's `stat` recorder"
         )
-    if counts.ndim == 3 and counts.size:
+    if counts.ndim == 3 and counts.any():
         counts = counts[counts.any(axis=(1, 2))]
     return trace_of_loads(path, counts, "SGLang's recorder")
