@@ -82,9 +82,7 @@ class Advice:
     bound_s: float
     error: float  # of the forecast: rows guessed for the wrong rank or expert
     memory_bytes: int  # per rank: replicas of all layers, which a yard keeps for the backward pass, and gradients of two
-    least_tokens: (
-        float | None
-    )  # share of the tokens from which down TRIED save less than WORTH; None: not found
+    least_tokens: float | None  # share of the tokens from which down TRIED save too little; None: not found
     records: int
     layers: int
     most_rows: float = 1.0  # of a rank over the mean, experts at home: the most of any record and layer

@@ -114,6 +114,8 @@ def test_a_forecast_costs_where_the_demand_turns(found):
             best[between].mean() <= 1.01 * known_less[between].mean()
         )  # who knows the records plans no worse
     assert oracle.first == found.first == 1  # means are of the same records, whoever knows the first
+    assert "has no past" in found.left_out
+    assert "has no past" not in oracle.left_out
     assert found.error[turns].min() > 3 * found.error[between].max()
 
 

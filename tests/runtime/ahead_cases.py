@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import torch
 import torch.distributed as dist
-from bench.replica_training import Turning
+from ahead_models import EXPERTS, models, rows, two_layers
 from exchange_cases import cluster_of
 from oracle_cases import check, gradient_errors, one_step
 from torch import nn
@@ -19,7 +19,6 @@ import moeyard.runtime as yr
 from moeyard.runtime.layers import chunks
 
 REPLICAS = {"planner": "quota", "slots": 2, "policy": "quota"}
-EXPERTS = 8
 MOST_ROWS = 8  # of a dozen or more that a rank gets
 
 
@@ -32,46 +31,6 @@ def prepare():
         made = my.schedule(cluster, traffic, "auto")
         my.lower(made, 0), my.lower(made.reversed(), 0)
         yr.layers.copies.Copies.of(cluster, placement, 0)
-
-
-class Pushed(oracle.Router):
-    """Another expert is hot every few steps; which one differs from layer to layer."""
-
-    turn, wide = 0, 1
-
-    def forward(self, x):
-        push = torch.zeros(EXPERTS, dtype=torch.float64)
-        first = (self.turn // 4 + self.number) % EXPERTS
-        push[[(first + i) % EXPERTS for i in range(self.wide)]] = 2.0
-        self.push = push
-        return super().forward(x)
-
-
-def models(yard, layers, checkpointed=False):
-    """(one process, this rank) with the same weights and routers that turn."""
-    torch.manual_seed(7)
-    dtype = torch.float64
-
-    def router(i):
-        found = Pushed(torch.zeros(EXPERTS), oracle.HIDDEN, EXPERTS, 2, dtype=dtype)
-        found.number = i
-        return found
-
-    def whole(i):
-        layer = oracle.PlainMoE(EXPERTS, 2, torch.zeros(EXPERTS), dtype)
-        layer.router = router(i)
-        return layer
-
-    plain = oracle.Model(whole, layers, dtype)
-    sizes = (oracle.HIDDEN, oracle.INNER, EXPERTS, 2)
-    ours = oracle.Model(
-        lambda i: yr.MoELayer(*sizes, yard, router=router(i), dtype=dtype), layers, dtype, checkpointed
-    )
-    dense = {k: v for k, v in plain.state_dict().items() if not k.endswith(("gate_up", "down"))}
-    ours.load_state_dict(dense, strict=False)
-    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-        mine.load_logical(theirs.gate_up.data, theirs.down.data)
-    return plain, ours
 
 
 def everything(rank, world, steps):
@@ -242,18 +201,6 @@ def homes_by_themselves(yard, world):
         moved.append(yr.rehome(ours, yard, optimizers[1], steps=10_000))
     homes = [np.bincount(layer.home_E, minlength=world).tolist() for layer in ours.layers]
     return {"worst": worst, "moved": moved, "homes": homes}
-
-
-def two_layers(yard):
-    sizes = (oracle.HIDDEN, oracle.INNER, EXPERTS, 1)
-    return [
-        yr.MoELayer(*sizes, yard, router=Turning(i, EXPERTS), seed=i, dtype=torch.float64) for i in (0, 1)
-    ]
-
-
-def rows(rank):
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randn(16, oracle.HIDDEN, generator=generator, dtype=torch.float64)
 
 
 def touched(yard, rank):

@@ -173,8 +173,8 @@ def _show(found: Replay, out: Path | None) -> None:
     shown.print(
         f"means of {counted} records; moved: homes, in all; step, x bound, exchange: {where}; plan, a layer: {CLOCKED}"
     )
-    if found.first:
-        shown.print("the first record has no past: experts are at home, and it does not count")
+    if found.left_out:
+        shown.print(found.left_out)
     if out is not None:
         shown.print(f"written to {out}; `moeyard report {out}` makes a page")
 

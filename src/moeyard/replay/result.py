@@ -55,6 +55,15 @@ class Replay:
         leaves it out, too, so that means are of the same records."""
         return int(len(self.steps) > 1)
 
+    @property
+    def left_out(self) -> str:
+        """Of the first record: why it does not count; empty if it does."""
+        if not self.first:
+            return ""
+        if np.isnan(self.error[0]):
+            return "the first record has no past: experts are at home, and it does not count"
+        return "the first record does not count, as it does not where nobody knows it"
+
     def summary(self, way: Way) -> dict[str, float]:
         """Means over the records that count."""
         part = slice(self.first, None)

@@ -64,8 +64,8 @@ def _comparison(found: Replay, best: Way) -> Section:
     note = (
         "Means over the records that count; plan: of a layer; moved: homes, in all; replicas: of all layers."
     )
-    if found.first:
-        note += " The first record has no past: experts are at home, and it does not count."
+    if found.left_out:
+        note += f" {found.left_out[0].upper()}{found.left_out[1:]}."
     columns = (
         "planner",
         "scheduler",

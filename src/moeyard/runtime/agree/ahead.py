@@ -136,14 +136,16 @@ class Forecasts:
         one, key = self._sites.get(site), _key(demand)
         if one is None or key not in one.used:
             return lambda: None
-        flying = one.flying  # what is forgotten lands there
+        flying, landed = one.flying, False  # what is forgotten lands there
         flying[key] += 1
 
-        def lands() -> None:
-            if flying[key] > 1:
+        def lands() -> None:  # a second backward through the same graph changes nothing
+            nonlocal landed
+            if not landed and flying[key] > 1:
                 flying[key] -= 1
-            else:
+            elif not landed:
                 flying.pop(key, None)
+            landed = True
 
         return lands
 

@@ -96,20 +96,9 @@ def through_experts(
     done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
     y = done[0] if count == 1 else torch.cat(done)
     if y.requires_grad and not recomputing():
-        y.register_hook(_Once(yard.forecasts.flies(layer.site, demand)))  # type: ignore[no-untyped-call]
+        lands = yard.forecasts.flies(layer.site, demand)
+        y.register_hook(lambda _: lands())  # type: ignore[no-untyped-call]
     return y
-
-
-class _Once:
-    """A hook that a second backward through the same graph does not set off again."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act: Callable[[], None] | None = act
-
-    def __call__(self, _: torch.Tensor) -> None:
-        act, self._act = self._act, None
-        if act is not None:
-            act()
 
 
 class Part(NamedTuple):

@@ -303,9 +303,8 @@ def know_links(probe: Probe, interfaces: tuple[str, ...] | None) -> tuple[Cluste
 def _agrees(probe: Probe, kept: Cluster) -> bool:
     """Whether a long message on every nic, and from every rank to the next datacenter, takes what the kept figures say, the same on every
     rank. On one node: from rank to rank."""
-    looks: list[
-        tuple[Port, IntArray, int, float]
-    ] = []  # where, to whom, messages that share it, what that costs
+    # Where, to whom, messages that share it, what that costs.
+    looks: list[tuple[Port, IntArray, int, float]] = []
     if kept.nodes_per_datacenter > 1:
         looks.append((kept.scale_out, nodes_on(kept, 1), probe.sharing, 1.0))
     elif kept.ranks_per_node > 1:
