@@ -38,8 +38,8 @@ CODING = [
     Mutant(
         "a block that is not full has too small a scale",
         "kernels/codec/bits.py",
-        "half = rounded(total_of(size, more) / count)",
-        "half = rounded(total_of(size, more) / BLOCK)",
+        "half = rounded(_negative(master, held, at, planes) / count)",
+        "half = rounded(_negative(master, held, at, planes) / BLOCK)",
         f"{_KERNELS}::test_a_message_is_the_slow_one[31-bits-1]",
     ),
     Mutant(

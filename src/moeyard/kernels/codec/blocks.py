@@ -39,13 +39,13 @@ def checksum(words: Any) -> np.uint64:
     return total
 
 
-@inner
-def differences(master: Any, held: Any, at: int, count: int, e: Any) -> None:
-    first = np.uint64(at)
-    for i in range(count):
-        e[i] = master[first + np.uint64(i)] - held[first + np.uint64(i)]
-    for i in range(count, BLOCK):
-        e[i] = 0
+@kernel(nogil=True)
+def padded(values: Any, at: int) -> Any:
+    """The last, shorter block: values from `at` on, then zeros."""
+    block = np.zeros(BLOCK, np.float32)
+    for i in range(at, len(values)):
+        block[i - at] = values[i]
+    return block
 
 
 @inner
