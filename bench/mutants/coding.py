@@ -43,6 +43,13 @@ CODING = [
         f"{_KERNELS}::test_a_message_is_the_slow_one[31-bits-1]",
     ),
     Mutant(
+        "a group of changes loses its highest plane",
+        "kernels/codec/changes.py",
+        "counts[group] = planes",
+        "counts[group] = max(planes - 1, 0)",
+        f"{_KERNELS}::test_changes_give_back_every_bit[40-255]",
+    ),
+    Mutant(
         "a new receiver gets a difference",
         "runtime/layers/coded.py",
         "return link is not None and link.home == home and holders <= link.holders",

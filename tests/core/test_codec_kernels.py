@@ -6,7 +6,7 @@ from tests.slow_codec import slow_message
 
 from moeyard.kernels.codec.bits import decode_bits, encode_bits
 from moeyard.kernels.codec.blocks import checksum
-from moeyard.kernels.codec.changes import GROUP, decode_changes, encode_changes
+from moeyard.kernels.codec.changes import GROUP, GROUPS, decode_changes, encode_changes
 from moeyard.kernels.codec.pick import decode_pick, encode_pick
 
 FIRST = 4  # words before what a codec writes
@@ -76,7 +76,7 @@ def test_changes_give_back_every_bit(width, largest):
     before = rng.integers(0, 65536, width).astype(np.uint16)
     moves = rng.integers(-largest, largest + 1, width) * (rng.random(width) < 0.3)
     now = ((before.astype(np.int64) + moves) % 65536).astype(np.uint16)
-    counts = np.zeros(-(-width // GROUP), np.uint8)
+    counts = np.zeros(-(-width // 1024) * GROUPS, np.uint8)
     words = np.zeros(len(counts) * GROUP // 2, np.uint32)
     used = encode_changes(before, now, counts, words)
     assert used == int(counts.sum()) * GROUP // 32

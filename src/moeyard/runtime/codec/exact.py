@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moeyard.kernels.codec.changes import GROUP, decode_changes, encode_changes
+from moeyard.kernels.codec.blocks import BLOCK
+from moeyard.kernels.codec.changes import GROUP, GROUPS, decode_changes, encode_changes
 from moeyard.runtime.codec.spec import HEAD
 
 Halves = NDArray[np.uint16]
@@ -25,20 +26,22 @@ def values_of(halves: Halves, dtype: torch.dtype, device: torch.device) -> torch
     return torch.from_numpy(bits.view(np.int16)).view(dtype).reshape(-1).to(device)
 
 
+def _groups(width: int) -> int:
+    return -(-width // BLOCK) * GROUPS
+
+
 def encode_exact(before: Halves, now: Halves) -> Words:
     """int32 words after the head: planes of every group, a byte each, then the planes."""
-    counts = np.zeros(-(-len(now) // GROUP), np.uint8)
+    counts = np.zeros(_groups(len(now)), np.uint8)
     planes = np.empty(len(counts) * _ROOM, np.uint32)
     used = int(encode_changes(before, now, counts, planes))
-    head = np.zeros(-(-len(counts) // 4) * 4, np.uint8)
-    head[: len(counts)] = counts
-    return np.concatenate([head.view(np.int32), planes[:used].view(np.int32)])
+    return np.concatenate([counts.view(np.int32), planes[:used].view(np.int32)])
 
 
 def decode_exact(held: Halves, words: torch.Tensor) -> None:
     """words: a whole message; what lies behind it is not read."""
-    counts = -(-len(held) // GROUP)
+    counts = _groups(len(held))
     body = words[HEAD:].cpu().numpy()
-    ahead = -(-counts // 4)
-    sizes = np.ascontiguousarray(body[:ahead]).view(np.uint8)[:counts].copy()
+    ahead = counts // 4
+    sizes = np.ascontiguousarray(body[:ahead]).view(np.uint8)
     decode_changes(held, sizes, np.ascontiguousarray(body[ahead:]).view(np.uint32))
