@@ -155,6 +155,9 @@ class Rank:
         where = init_device_mesh(device, shape, mesh_dim_names=("dp", "ep")[-len(shape) :])
         self.log.write("opening")
         if job.fault == "no yard" and self.rank == job.victim:
+            self._until(
+                "opening"
+            )  # who is still in torch's own making of the mesh gets torch's error, not ours
             self.log.write("fault", phase="start", step=0)
             raise UsersMistake
         self.yard = yr.Yard(where, **self.options())
@@ -195,16 +198,15 @@ class Rank:
         self.log.write("ready")
         if self.job.fault == "kill at the start":  # who is gone never comes
             return
-        end = time.monotonic() + 10
-        while time.monotonic() < end and len(self.ready()) < self.job.world:
-            time.sleep(0.05)
+        self._until("ready")
 
-    def ready(self) -> list[int]:
-        return [
-            rank
-            for rank in range(self.job.world)
-            if any(one["kind"] in ("ready", "error") for one in read_log(self.job.notes, rank))
-        ]
+    def _until(self, kind: str) -> None:
+        """All ranks have written this, or an error."""
+        ranks, end = range(self.job.world), time.monotonic() + 10
+        while time.monotonic() < end and not all(
+            any(one["kind"] in (kind, "error") for one in read_log(self.job.notes, rank)) for rank in ranks
+        ):
+            time.sleep(0.05)
 
     def step(self) -> None:
         """One, in parts that a fault can fall into."""
