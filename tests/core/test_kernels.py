@@ -282,3 +282,37 @@ def test_only_the_stamps_used_last_are_left(tmp_path, monkeypatch):
     (tmp_path / objects.STAMP).mkdir()
     objects._prune(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {objects.STAMP, "old0", "old1", "old2", "old3"}
+
+
+STORM = """
+import signal, sys
+import numpy as np
+import moeyard as my
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+cluster = my.Cluster.load("lab-2x2")
+demand = my.Demand(np.random.default_rng(0).integers(1, 99, (4, 8)))
+my.place(cluster, demand, "auto")  # loads what it runs
+signal.signal(signal.SIGALRM, interrupt)
+rng, stops = np.random.default_rng(1), 0
+while stops < 400:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
+        while True:
+            my.place(cluster, demand, "auto")
+    except KeyboardInterrupt:
+        stops += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(stops)
+"""
+
+
+def test_an_interrupt_in_a_kernel_is_an_exception_not_the_end_of_the_process(root):
+    """numba asks Python for the type of what a kernel returns; raised there, a Ctrl-C was a null pointer."""
+    there = os.environ | {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", STORM], env=there, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "400"), done.stderr[-500:]

@@ -11,7 +11,7 @@ import pytest
 import moeyard
 
 LAYERS = {
-    0: {"arrays", "errors", "kernels", "units", "version"},
+    0: {"arrays", "errors", "kernels", "units", "version", "workers"},
     1: {
         "assignment",
         "chrome",

@@ -1,11 +1,18 @@
 """A replay is what planning each record by hand gives, whoever works it out; and it goes on where it stopped."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from bench import samples
+from joblib import Parallel, delayed
 
 import moeyard as my
 from moeyard.cost import step_floor
@@ -17,6 +24,7 @@ from moeyard.model import STAND_IN
 from moeyard.planners.compare import POLICIES
 from moeyard.replay import Job, replay
 from moeyard.replay.run import BLOCK
+from moeyard.workers import start
 
 CLUSTER = my.Cluster(2, 2, scale_up=my.Port(1e11, 1e-6), scale_out=my.Port(1e10, 1e-5), name="small")
 TRACE = demand_over_time(
@@ -271,6 +279,37 @@ def test_an_interrupted_replay_says_how_to_go_on_and_leaves_no_page_of_another(c
     assert not (out / "replay.json").exists()
     assert call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out, "--resume")[0] == 0
     assert load_replay(out).steps
+
+
+def test_ctrl_c_is_one_line_of_the_command_and_none_of_its_workers(root, tmp_path):
+    """As a terminal sends it: to all processes."""
+    command = ["replay", "lab-2x2", "hot-set", "--records", "4000", "--layers", "2", "--planner", "quota", "--jobs", "2"]  # fmt: skip
+    started = subprocess.Popen(
+        [sys.executable, "-m", "moeyard", *command, "--out", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while started.poll() is None and not (tmp_path / "replay.npz").exists():
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGINT)
+    said = [line for line in started.communicate(timeout=60)[1].splitlines() if line.strip()]
+    assert started.returncode == 130, said
+    assert [line for line in said if " s to go" not in line] == [said[-1]], said
+    kept = int(
+        re.fullmatch(r"moeyard: interrupted: (\d+) of 4000 records are in .* --resume goes on", said[-1])[1]
+    )
+    with np.load(tmp_path / "replay.npz") as saved:
+        assert len(saved["steps"]) - kept in (0, BLOCK)  # told, or written a moment before it could be told
+
+
+def test_workers_are_deaf_to_ctrl_c_from_their_start_and_this_process_is_not():
+    before = signal.getsignal(signal.SIGINT)
+    start(2)
+    found = Parallel(n_jobs=2)(delayed(signal.getsignal)(signal.SIGINT) for _ in range(4))
+    assert found == 4 * [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) == before != signal.SIG_IGN
 
 
 def test_the_trace_says_how_many_choices_a_token_has_not_the_model(call):

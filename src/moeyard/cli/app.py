@@ -16,6 +16,8 @@ from moeyard.cli.help import epilog
 from moeyard.errors import MoeyardError
 from moeyard.version import __version__
 
+INTERRUPTED = 130  # status after Ctrl-C, as of shells
+
 
 class Command(NamedTuple):
     """What `--help` says of a command, before its module is known."""
@@ -134,6 +136,10 @@ COMMANDS = {
 }
 
 
+class _Interrupted(Exception):
+    """By Ctrl-C, with what the command has to say of it."""
+
+
 class _Commands(TyperGroup):
     """Knows the names and summaries; imports a command when it is asked for."""
 
@@ -146,6 +152,12 @@ class _Commands(TyperGroup):
         if cmd_name not in self.commands:
             self.commands[cmd_name] = _load(cmd_name)
         return self.commands[cmd_name]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as ended:
+            raise _Interrupted(str(ended) or "interrupted") from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -204,9 +216,13 @@ def main() -> None:
         _refuse(error)
     except MoeyardError as error:
         _fail(str(error))
+    except _Interrupted as ended:
+        _fail(str(ended), INTERRUPTED)
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     else:
+        if status == INTERRUPTED:  # before there was a command
+            _fail("interrupted", INTERRUPTED)
         if status:  # of typer.Exit; commands give nothing back
             sys.exit(status)
 
@@ -222,6 +238,6 @@ def _refuse(error: Any) -> None:
     _fail(f"{error.format_message().rstrip('.')}; see `{where} --help`")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int = 2) -> None:
     print(f"moeyard: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)

@@ -45,7 +45,6 @@ from moeyard.replay.run import BACKENDS
 from moeyard.schedulers import SCHEDULERS
 from moeyard.units import show_seconds
 
-INTERRUPTED = 130  # status after Ctrl-C, as of shells
 _LONG = 10.0  # seconds after which whoever waits without a bar is told
 
 
@@ -136,9 +135,7 @@ def _replay(
                 job, jobs=jobs, backend=backend, conditions=conditions, progress=state, watch=watch
             )
         except KeyboardInterrupt:
-            bar.stop()
-            print(f"moeyard: {_interrupted(kept, job.trace.num_records, out)}", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            raise KeyboardInterrupt(_interrupted(kept, job.trace.num_records, out)) from None
 
 
 def _interrupted(kept: int, records: int, out: Path | None) -> str:

@@ -8,6 +8,7 @@ nothing has to be deleted. One file an object, written aside and renamed: many p
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -23,11 +24,10 @@ import llvmlite.binding
 import numba
 import numpy as np
 from numba import config, njit, types
-from numba.core import sigutils
+from numba.core import serialize, sigutils
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
 
 from moeyard.kernels.signatures import written
 
@@ -36,6 +36,10 @@ _FORMAT = 1  # of the objects on disk
 _STAMPS_KEPT = 4  # old states of the sources that keep their objects: a few branches, not all of history
 
 KERNELS: dict[str, Any] = {}  # by name, in order of import; plain functions where the JIT is off
+# A kernel that returns an array asks this Python function for the array's type. A Ctrl-C that comes while it runs is raised there, and
+# numba goes on with no type: the process died of it. What was looked up before is now answered without Python.
+serialize._numba_unpickle = functools.lru_cache(maxsize=None)(serialize._numba_unpickle)
+
 TRY_TO_BUILD: list[Callable[[str, str], bool]] = []  # asked once for an object that is missing
 
 
@@ -205,7 +209,7 @@ class _Objects(_Cache):  # type: ignore[misc]
         head = f"{'called' if self.callable_here else 'ahead'} {signature}\n"  # for people
         _write(
             file_name(self.name, signature, "code" if machine_code else "link"),
-            head.encode() + dumps(reduced),
+            head.encode() + serialize.dumps(reduced),
         )
 
     def enable(self) -> None:

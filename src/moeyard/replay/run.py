@@ -22,6 +22,7 @@ from moeyard.replay.job import HISTORY, Job
 from moeyard.replay.layer import Moment, Task, replay_layer
 from moeyard.replay.result import FIGURES, Replay, Way
 from moeyard.sim.step import run_step
+from moeyard.workers import start
 
 BLOCK = 8  # records between two looks at what is done
 BACKENDS = ("loky", "threading", "dask", "ray")
@@ -82,6 +83,8 @@ def _workers(backend: str, jobs: int) -> Iterator[Parallel]:
             with parallel_config("ray"):
                 yield Parallel(n_jobs=jobs)
         else:
+            if name == "loky":
+                start(jobs)
             with Parallel(n_jobs=jobs, backend=name) as parallel:
                 yield parallel
     except ModuleNotFoundError as error:

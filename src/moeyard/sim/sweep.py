@@ -16,6 +16,7 @@ from moeyard.cluster import Cluster
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import Tolerance, simulate, warm_simulator
 from moeyard.traffic import Traffic
+from moeyard.workers import start
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,7 @@ def simulate_point(point: Point, tolerance: Tolerance = 0.0) -> Outcome:
 
 def sweep(points: Sequence[Point], *, tolerance: Tolerance = 0.0, jobs: int = 1) -> Iterator[Outcome]:
     """Outcomes in the order of the points, each as soon as it and those before it are there."""
+    start(jobs)
     work = (delayed(simulate_point)(point, tolerance) for point in points)
     outcomes: Iterator[Outcome] = Parallel(n_jobs=jobs, return_as="generator")(work)
     return outcomes
