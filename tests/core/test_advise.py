@@ -11,6 +11,7 @@ import pytest
 import moeyard as my
 from moeyard.advise import SMALLER, WORTH, advise, newest, one_step, sample, saving, with_tokens
 from moeyard.breakeven import experts_by_wan, tokens_by_rate
+from moeyard.cli.advise import _more_or_less
 from moeyard.demands import Shape, demand_over_time
 from moeyard.errors import MoeyardError
 from moeyard.formats.models import model_config, model_names
@@ -166,6 +167,11 @@ def test_more_slots_are_taken_only_where_they_pay(skewed):
     assert skewed.together.step_s <= less.together.step_s * 1.0001
     if skewed.together.slots == 1:
         assert less.together.step_s == skewed.together.step_s
+
+
+def test_what_rounds_to_nothing_is_no_minus_nothing():
+    told = [_more_or_less(x) for x in (0.004, -0.004, -0.0, 0.006, -0.006, 0.5, -0.5)]
+    assert told == ["as long", "as long", "as long", "1% less", "1% more", "50% less", "50% more"]
 
 
 @pytest.mark.parametrize("name", model_names())

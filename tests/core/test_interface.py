@@ -223,6 +223,38 @@ def test_the_page_of_commands_is_what_they_say():
     assert commands.text() == commands.PAGE.read_text(), "python -m bench.commands writes it"
 
 
+COMPLETED = {
+    "schedule h200-2": "h200-2x8",
+    "schedule h200-2x8 zi": "zipf",
+    "schedule h200-2x8 balanced --scheduler sp": "spread",
+    "plan h200-2x8 mixt": "mixtral-8",
+    "plan h200-2x8 mixtral-8 --planner qu": "quota",
+    "plan h200-2x8 mixtral-8 --policy qu": "quota",
+    "simulate lab-2x2,h200-4": "lab-2x2,h200-4x8",
+    "replay h200-2x8 rot": "rotating-hotspot",
+    "replay h200-2x8 burst --forecast or": "oracle",
+    "replay h200-2x8 burst --backend das": "dask",
+    "advise h200-2x8 olmoe-64 --model deepseek-v3": "deepseek-v3",
+    "train --mode plain,domains+": "plain,domains+codec",
+    "train --lab lab-4d": "lab-4dc",
+    "train --skew ol": "olmoe-64",
+    "demo --lab lab-2x": "lab-2x2",
+    "reproduce hy": "hybridep",
+    "lab bench lab-2d": "lab-2dc",
+    "lab bench lab-2x2 --method glo": "gloo",
+    "rec": "record",
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_a_shell_completes_names(call, monkeypatch, line):
+    words = f"moeyard {line}"
+    monkeypatch.setenv("_MOEYARD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert COMPLETED[line] in call()[1].split()
+
+
 # --- options of train as a file
 
 

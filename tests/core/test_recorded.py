@@ -210,6 +210,26 @@ def test_bad_loads_and_tables_get_one_line(tmp_path, name, text, says):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("mine", (2, 8), "'mine', the only array, for loads[layer, expert], by its shape (2, 8)"),
+        (
+            "mine",
+            (3, 2, 4, 8),
+            "'mine', the only array, for counts[record, layer, rank, expert], by its shape",
+        ),
+        ("loads", (2, 8), None),
+        ("counts", (3, 2, 4, 8), None),
+    ],
+)
+def test_an_array_of_another_name_is_said_to_be_taken(tmp_path, name, shape, says):
+    np.savez(tmp_path / "x.npz", **{name: np.ones(shape, dtype=np.int64)})
+    case = read_case("lab-2x2", str(tmp_path / "x.npz"), Wanted())
+    assert case.conditions.get("taken", "").startswith(says or "")
+    assert ("taken" in case.conditions) == (says is not None)
+
+
 def test_more_rows_than_can_be_counted_name_the_file(tmp_path):
     np.savez(tmp_path / "huge.npz", counts=np.full((2, 1, 2, 4), 2**61))
     with pytest.raises(MoeyardError, match=r"huge.npz: trace counts\[0, 0\] hold .* below 2\*\*62"):

@@ -173,6 +173,17 @@ def test_a_folder_that_is_no_run(tmp_path):
         load_run(tmp_path)
 
 
+def test_a_folder_without_a_page_says_what_was_looked_for(tmp_path):
+    with pytest.raises(
+        InvalidFile, match=r"neither run\.json, of `moeyard train --out`, nor replay\.json, of"
+    ):
+        write_report(tmp_path)
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    (folder / "run.json").unlink()
+    with pytest.raises(InvalidFile, match=r"has not ended; `moeyard watch .*run` follows it"):
+        write_report(folder)
+
+
 def test_the_command(tmp_path):
     folder = sample.write_run(tmp_path / "run", steps=3)
     done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "a.html")])

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from moeyard.advise import IDEAS, WORTH, Advice, Choice, one_step, sample
 from moeyard.advise import advise as make_advice
+from moeyard.cli import complete
 from moeyard.cli.routing import (
     Case,
     ClusterName,
@@ -37,7 +38,7 @@ def run(
     cluster: ClusterName,
     trace: TraceName,
     model: ModelName = None,
-    forecast: Annotated[str, typer.Option(help="What placements are made from. ahead: the last records, as the runtime plans; last, ema or trend of the records before.")] = AHEAD,
+    forecast: Annotated[str, typer.Option(autocompletion=complete.forecasts, help="What placements are made from. ahead: the last records, as the runtime plans; last, ema or trend of the records before.")] = AHEAD,
     slots: Annotated[int | None, typer.Option(min=1, help="Replica slots per rank; default: as many as are worth their memory, at most 4.")] = None,
     overlap: Annotated[bool, typer.Option(help="Gathers and reduces hide behind compute, as the runtime has them.")
     ] = True,
@@ -126,7 +127,7 @@ def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
 
 def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
     out = console()
-    for name in ("cluster", "trace", "model", "choices", "folded", "loads", "records"):
+    for name in ("cluster", "trace", "taken", "model", "choices", "folded", "loads", "records"):
         text = case.conditions.get(name)
         if text and not text.startswith("no:"):
             out.print(f"{name}: {text}")
@@ -134,14 +135,14 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
     rows.add_row("today", "plain all-to-all, experts at home", show_seconds(advice.today.step_s), "", "")
     for name, choice in advice.alone.items():
         rows.add_row(
-            name, IDEAS[name], show_seconds(choice.step_s), f"{advice.saving(choice):.0%}", _how(choice)
+            name, IDEAS[name], show_seconds(choice.step_s), f"{advice.saving(choice):z.0%}", _how(choice)
         )
     both = advice.together
     rows.add_row(
         "together",
         "the best of all",
         show_seconds(both.step_s),
-        f"{advice.saving(both):.0%}",
+        f"{advice.saving(both):z.0%}",
         _how(both),
         style="bold",
     )
@@ -179,7 +180,7 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
         sure = "sure" if lost < 0.05 else "fair" if lost < 0.2 else "poor"
         out.print(
             f"forecast ({forecast}): {sure}: {advice.error:.0%} of rows guessed for the wrong rank or expert; with counts known "
-            f"a step would take {show_seconds(advice.known.step_s)} ({lost:.0%} less)"
+            f"a step would take {show_seconds(advice.known.step_s)} ({_more_or_less(lost)})"
         )
         less = 2 * (both.slots or 0) * (case.model.expert_bytes + case.model.gradient_bytes)
         out.print(
@@ -197,6 +198,12 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
 
 
 NOTHING = 0.02  # share of a step
+
+
+def _more_or_less(saved: float) -> str:
+    """Of a step; the last digit shown decides."""
+    percent = round(100 * abs(saved))
+    return "as long" if percent == 0 else f"{percent}% {'less' if saved > 0 else 'more'}"
 
 
 def _how(choice: Choice) -> str:

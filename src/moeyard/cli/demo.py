@@ -12,11 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
+from moeyard.cli import complete
 from moeyard.errors import MoeyardError
 
 
 def run(
-    lab: Annotated[str, typer.Option(help="A built-in lab, lab-2x2 or lab-4x4, or a TOML file.")] = "lab-2x2",
+    lab: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete.labs, help="A built-in lab, lab-2x2 or lab-4x4, or a TOML file."
+        ),
+    ] = "lab-2x2",
     steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 60,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Of the page on 127.0.0.1; 0: any that is free.")

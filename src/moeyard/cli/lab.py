@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
+from moeyard.cli import complete
 from moeyard.cli.help import WholeSummaries, epilog
 
 app = typer.Typer(
@@ -24,13 +25,16 @@ app = typer.Typer(
 Spec = Annotated[
     str,
     typer.Argument(
-        metavar="LAB", help="A cluster: TOML file or built-in name, such as lab-4x4, lab-2x2 or lab-2dc."
+        metavar="LAB",
+        autocompletion=complete.labs,
+        help="A cluster: TOML file or built-in name, such as lab-4x4, lab-2x2 or lab-2dc.",
     ),
 ]
 Network = Annotated[
     str,
     typer.Option(
-        help="rails: shaped, or an error. loopback: unshaped. auto: rails where this machine allows it."
+        autocompletion=complete.these("auto", "rails", "loopback"),
+        help="rails: shaped, or an error. loopback: unshaped. auto: rails where this machine allows it.",
     ),
 ]
 Lab = Annotated[str | None, typer.Option("--lab", help="Which lab, if several run: its name or process id.")]
@@ -205,7 +209,12 @@ def check(
 )
 def calibrate(
     spec: Annotated[
-        str | None, typer.Argument(metavar="LAB", help="A lab; under torchrun: leave out, this cluster.")
+        str | None,
+        typer.Argument(
+            metavar="LAB",
+            autocompletion=complete.labs,
+            help="A lab; under torchrun: leave out, this cluster.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The cluster file to write.")] = Path(
         "calibrated.toml"
@@ -269,7 +278,10 @@ def bench(
         ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="gloo, or a scheduler; may be repeated; default eight.")
+        list[str] | None,
+        typer.Option(
+            autocompletion=complete.methods, help="gloo, or a scheduler; may be repeated; default eight."
+        ),
     ] = None,
     mb: Annotated[
         float | None,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moeyard.cli import complete
 from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
@@ -35,12 +36,17 @@ _MODELLED = (
 def run(
     cluster: Annotated[
         str,
-        typer.Argument(metavar="CLUSTER", help="A built-in cluster (see `moeyard clusters`) or a TOML file."),
+        typer.Argument(
+            metavar="CLUSTER",
+            autocompletion=complete.clusters,
+            help="A built-in cluster (see `moeyard clusters`) or a TOML file.",
+        ),
     ],
     demand: Annotated[
         str,
         typer.Argument(
             metavar="DEMAND_OR_TRACE",
+            autocompletion=complete.traces,
             help="rows[rank, expert] as .npy, .npz or .csv; or a recorded trace, folded onto the cluster: .npz with `counts`, "
             f".jsonl, .pt, or one of {', '.join(trace_names())}.",
         ),
@@ -48,7 +54,8 @@ def run(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(model_names())}, or a Hugging Face config.json; without it a stand-in, and a line that says so."
+            autocompletion=complete.models,
+            help=f"{', '.join(model_names())}, or a Hugging Face config.json; without it a stand-in, and a line that says so.",
         ),
     ] = None,
     slots: Annotated[
@@ -59,9 +66,15 @@ def run(
         ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help='Bytes per rank for replicas, such as "2 GB".')] = None,
-    planner: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    planner: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=complete.planners, help="Only this one; may be repeated."),
+    ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Assign all plans so; default: each planner's own.")
+        str | None,
+        typer.Option(
+            autocompletion=complete.policies, help="Assign all plans so; default: each planner's own."
+        ),
     ] = None,
     record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = -1,
     layer: Annotated[int, typer.Option(help="Layer of a trace.")] = 0,

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from moeyard.cli import complete
 from moeyard.cli.routing import (
     ClusterName,
     Experts,
@@ -52,11 +53,11 @@ def run(
     cluster: ClusterName,
     trace: TraceName,
     model: ModelName = None,
-    planner: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PLANNERS)}; may be repeated; default static and auto.")] = None,
-    scheduler: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCHEDULERS)}; may be repeated; default direct and auto.")] = None,
-    forecast: Annotated[str, typer.Option(help=f"What a placement is made from. {AHEAD}: the last records, as the runtime plans; {', '.join(FORECASTS)}: of the records before; {ORACLE}: the record itself.")] = AHEAD,
+    planner: Annotated[list[str] | None, typer.Option(autocompletion=complete.planners, help=f"Of {', '.join(PLANNERS)}; may be repeated; default static and auto.")] = None,
+    scheduler: Annotated[list[str] | None, typer.Option(autocompletion=complete.schedulers, help=f"Of {', '.join(SCHEDULERS)}; may be repeated; default direct and auto.")] = None,
+    forecast: Annotated[str, typer.Option(autocompletion=complete.all_forecasts, help=f"What a placement is made from. {AHEAD}: the last records, as the runtime plans; {', '.join(FORECASTS)}: of the records before; {ORACLE}: the record itself.")] = AHEAD,
     slots: Annotated[int | None, typer.Option(min=0, help="Replica slots per rank, at most; default: no cap, each planner stops by its own rule (balanced: at 1).")] = None,
-    network: Annotated[str, typer.Option(help="Exchange times: estimate, simulate (slower), or ports (the busiest port alone).")] = "estimate",
+    network: Annotated[str, typer.Option(autocompletion=complete.these("estimate", "simulate", "ports"), help="Exchange times: estimate, simulate (slower), or ports (the busiest port alone).")] = "estimate",
     overlap: Annotated[bool, typer.Option(help="Gathers and reduces hide behind compute, as the runtime has them.")
     ] = True,
     tokens: Tokens = None,
@@ -66,7 +67,7 @@ def run(
     top_k: TopK = None,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
-    backend: Annotated[str, typer.Option(help=f"Where they run: {', '.join(BACKENDS)}; dask:ADDRESS or ray:ADDRESS for a cluster.")] = "loky",
+    backend: Annotated[str, typer.Option(autocompletion=complete.these(*BACKENDS), help=f"Where they run: {', '.join(BACKENDS)}; dask:ADDRESS or ray:ADDRESS for a cluster.")] = "loky",
     out: Annotated[Path | None, typer.Option(help="Folder for replay.json and replay.npz; `moeyard report FOLDER` makes a page.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moeyard.cli import complete
 from moeyard.cli.show import console, print_json, table
 from moeyard.errors import MoeyardError, UnknownName
 
@@ -21,6 +22,7 @@ def run(
         str,
         typer.Argument(
             metavar="PAPER",
+            autocompletion=complete.papers,
             help="rails (arXiv 2510.19262), fast (2505.09764), prophet (2411.10003) or hybridep (2510.19470).",
         ),
     ],

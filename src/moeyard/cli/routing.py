@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moeyard.cli import complete
 from moeyard.cluster import Cluster
 from moeyard.dedup import check_top_k
 from moeyard.demands import DEMANDS, Shape, demand_over_time
@@ -24,12 +25,18 @@ from moeyard.trace import Trace
 from moeyard.units import show_bytes
 
 ClusterName = Annotated[
-    str, typer.Argument(metavar="CLUSTER", help="A built-in cluster (see `moeyard clusters`) or a TOML file.")
+    str,
+    typer.Argument(
+        metavar="CLUSTER",
+        autocompletion=complete.clusters,
+        help="A built-in cluster (see `moeyard clusters`) or a TOML file.",
+    ),
 ]
 TraceName = Annotated[
     str,
     typer.Argument(
         metavar="TRACE",
+        autocompletion=complete.demand,
         help=f"Recorded routing: {', '.join(trace_names())}, or a file ({', '.join(READERS)}; docs/replay.md has the forms); "
         f"or made: {', '.join(DEMANDS)}.",
     ),
@@ -37,7 +44,8 @@ TraceName = Annotated[
 ModelName = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(model_names())}, or a Hugging Face config.json. Default: a stand-in, and a line that says so."
+        autocompletion=complete.models,
+        help=f"{', '.join(model_names())}, or a Hugging Face config.json. Default: a stand-in, and a line that says so.",
     ),
 ]
 Tokens = Annotated[
@@ -126,6 +134,8 @@ def read_case(cluster: str, source: str, wanted: Wanted) -> Case:
         conditions["records"] = (
             "one record, taken twice: what comes next is taken to be like it, so the forecast is not judged"
         )
+    if "taken" in trace.meta:
+        conditions["taken"] = str(trace.meta["taken"])
     if "shares" in trace.meta:
         conditions["loads"] = str(trace.meta["shares"])
     return Case(machines, folded, model, wanted.model, chosen, conditions)

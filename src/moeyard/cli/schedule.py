@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from moeyard.cli import complete
 from moeyard.cli.show import bars, console, law, nic_seconds, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.compare import Candidate, best, compare
@@ -28,12 +29,17 @@ _SHOWN_NODES = 16
 def run(
     cluster: Annotated[
         str,
-        typer.Argument(metavar="CLUSTER", help="A built-in cluster (see `moeyard clusters`) or a TOML file."),
+        typer.Argument(
+            metavar="CLUSTER",
+            autocompletion=complete.clusters,
+            help="A built-in cluster (see `moeyard clusters`) or a TOML file.",
+        ),
     ],
     traffic: Annotated[
         str,
         typer.Argument(
             metavar="TRAFFIC",
+            autocompletion=complete.workloads,
             help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, hot:0.25, sparse:0.1.",
         ),
     ],
@@ -42,7 +48,10 @@ def run(
         int | None, typer.Option(help=f"Bytes of a row; default: what the file says, else {ROW_BYTES}.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of a random workload.")] = 0,
-    scheduler: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    scheduler: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=complete.schedulers, help="Only this one; may be repeated."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of a table and a picture.")
     ] = False,

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from moeyard.bounds import bound
+from moeyard.cli import complete
 from moeyard.cli.schedule import read_traffic
 from moeyard.cli.show import bars, console, law, print_json, table
 from moeyard.cluster import Cluster
@@ -44,6 +45,7 @@ def run(
         str,
         typer.Argument(
             metavar="CLUSTER",
+            autocompletion=complete.several_clusters,
             help="A built-in cluster or a TOML file; several, with commas between, are swept.",
         ),
     ],
@@ -51,11 +53,15 @@ def run(
         str,
         typer.Argument(
             metavar="TRAFFIC",
+            autocompletion=complete.workloads,
             help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, hot:0.25, "
             "sparse:0.1; several, with commas between, are swept.",
         ),
     ],
-    scheduler: Annotated[list[str] | None, typer.Option(help="Default auto; may be repeated.")] = None,
+    scheduler: Annotated[
+        list[str] | None,
+        typer.Option(autocompletion=complete.schedulers, help="Default auto; may be repeated."),
+    ] = None,
     mb: Annotated[
         list[float] | None, typer.Option(help="Megabytes per rank, for a workload; may be repeated.")
     ] = None,

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moeyard.cli import complete
 from moeyard.cli.lab import a_lab
 from moeyard.cli.show import console, print_json, table
 from moeyard.errors import InvalidFile, MoeyardError, suggest
@@ -63,23 +64,23 @@ def run(
     options_: Annotated[Path | None, typer.Option("--options", metavar="FILE.toml", callback=_from_file, is_eager=True, help="Options of this command as TOML: steps = 32, [set] hidden_size = 512; the command line counts more.")] = None,
     lab: Annotated[
         str | None,
-        typer.Option(help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
+        typer.Option(autocompletion=complete.labs, help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
-    skew: Annotated[str | None, typer.Option(help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(autocompletion=complete.modes, help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
+    skew: Annotated[str | None, typer.Option(autocompletion=complete.traces, help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
-    links: Annotated[str, typer.Option(help="measure: plan for links measured at start (kept for a day in the cache); nominal: for the lab's file or the launcher's.")] = "measure",
+    links: Annotated[str, typer.Option(autocompletion=complete.these("measure", "nominal"), help="measure: plan for links measured at start (kept for a day in the cache); nominal: for the lab's file or the launcher's.")] = "measure",
     batch: Annotated[int, typer.Option(help="Sequences per rank.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens (bytes of text) of a sequence.")] = 128,
     family: Annotated[str, typer.Option(help="A Hugging Face model type: mixtral, qwen3_moe, olmoe, ...")] = "mixtral",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of its config; may be repeated.")] = None,
     text: Annotated[str | None, typer.Option(help="A file or folder to train on; default: the standard library's source.")] = None,
-    planner: Annotated[str, typer.Option(help="Of moeyard: where experts get replicas.")] = "quota",
-    scheduler: Annotated[str, typer.Option(help="Of moeyard: how rows cross the network.")] = "auto",
+    planner: Annotated[str, typer.Option(autocompletion=complete.planners, help="Of moeyard: where experts get replicas.")] = "quota",
+    scheduler: Annotated[str, typer.Option(autocompletion=complete.schedulers, help="Of moeyard: how rows cross the network.")] = "auto",
     slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
     codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, residual:N, lossless; bits:1,1=pick:8 where layers differ.")] = "bits:1",
-    dedup: Annotated[str, typer.Option(help="Of moeyard, but for modes plain and direct: a token crosses to a node once. off, on, or auto: where it pays.")] = "off",
+    dedup: Annotated[str, typer.Option(autocompletion=complete.these("off", "on", "auto"), help="Of moeyard, but for modes plain and direct: a token crosses to a node once. off, on, or auto: where it pays.")] = "off",
     compute: Annotated[float | None, typer.Option(help="Emulate accelerators of this many expert rows per second; default: what the lab says; 0: do not.")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -89,11 +90,11 @@ def run(
     remeasure_every: Annotated[int, typer.Option(help="Measure the rails anew every so many steps; 0: never.")] = 0,
     refine: Annotated[bool, typer.Option("--refine", help="Plan for nics as the exchanges of the steps show them.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds without progress until a rail or rank counts as lost.")] = 120.0,
-    network: Annotated[str, typer.Option(help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
+    network: Annotated[str, typer.Option(autocompletion=complete.these("auto", "rails", "loopback"), help="Of the lab. rails: shaped, or an error; loopback: unshaped; auto: shaped where allowed.")] = "auto",
     live: Annotated[bool, typer.Option("--live", help="Also serve a page on this machine that follows the run; its address is printed first.")] = False,
-    device: Annotated[str, typer.Option(help="Under torchrun: cpu (gloo), cuda (NCCL), or auto: GPUs where there are some.")] = "auto",
+    device: Annotated[str, typer.Option(autocompletion=complete.these("auto", "cpu", "cuda"), help="Under torchrun: cpu (gloo), cuda (NCCL), or auto: GPUs where there are some.")] = "auto",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="Let several ranks share a GPU: NCCL takes them for hosts. Every code path, not its speed.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 on float32 masters.")] = "float32",
+    dtype: Annotated[str, typer.Option(autocompletion=complete.these("float32", "bfloat16"), help="float32, or bfloat16 on float32 masters.")] = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:  # fmt: skip
     """Train a small Mixture-of-Experts model and compare plain expert parallelism with moeyard.

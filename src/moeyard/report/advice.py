@@ -25,7 +25,7 @@ def advice_page(
     ways = {"today": advice.today, **advice.alone, "together": advice.together}
     said = {"today": "plain all-to-all, experts at home", "together": "the best of all"} | IDEAS
     rows = [
-        (name, said[name], show_seconds(one.step_s), f"{advice.saving(one):.0%}", f"{one.planner} x {one.scheduler}{', once' if one.dedup else ''}", "-" if one.slots is None else str(one.slots))
+        (name, said[name], show_seconds(one.step_s), f"{advice.saving(one):z.0%}", f"{one.planner} x {one.scheduler}{', once' if one.dedup else ''}", "-" if one.slots is None else str(one.slots))
         for name, one in ways.items()
     ]  # fmt: skip
     sections = [

@@ -161,7 +161,7 @@ def table_rows(ratios: Sequence[Ratio]) -> list[tuple[str, ...]]:
     return [
         (
             one.what, one.of, one.over, f"{one.ratio:.2f} x", f"{one.low:.2f} to {one.high:.2f}",
-            f"{one.quartiles[0]:.2f} to {one.quartiles[1]:.2f}", f"{one.saved:.0%}", str(one.pairs),
+            f"{one.quartiles[0]:.2f} to {one.quartiles[1]:.2f}", f"{one.saved:z.0%}", str(one.pairs),
         )
         for one in ratios
     ]  # fmt: skip

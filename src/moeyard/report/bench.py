@@ -66,7 +66,7 @@ def _traffic(cell: Mapping[str, Any], origin: Mapping[str, Provenance]) -> Secti
             "-" if spread is None else f"{show_seconds(spread[0])} .. {show_seconds(spread[1])}",
             f"{r['x_bound']:.2f}",
             "-" if guess is None else show_seconds(guess),
-            "-" if guess is None else f"{guess / seconds - 1:+.0%}",
+            "-" if guess is None else f"{guess / seconds - 1:+z.0%}",
             show_bandwidth(r["busbw"]) if "busbw" in r else "-",
         )
         for name, seconds, spread, guess, r in zip(names, measured, errors, predicted, results, strict=True)

@@ -175,7 +175,7 @@ def break_even(grid: Grid) -> go.Figure:
     )
     figure.add_heatmap(
         z=grid.saving_YX, x=x, y=y, zmid=0, zmin=-1, zmax=1, colorscale=[[0, SAFE[1]], [0.5, "#f2f2f2"], [1, SAFE[0]]],
-        text=[[f"{value:.0%}" for value in line] for line in grid.saving_YX], texttemplate="%{text}", xgap=2, ygap=2,
+        text=[[f"{value:z.0%}" for value in line] for line in grid.saving_YX], texttemplate="%{text}", xgap=2, ygap=2,
         colorbar={"title": "saved", "thickness": 12, "tickformat": ".0%"},
         hovertemplate="%{x} " + grid.x_name + ", %{y} " + grid.y_name + ": %{z:.1%}<extra></extra>",
     )  # fmt: skip

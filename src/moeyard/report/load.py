@@ -165,7 +165,7 @@ def told_of_codecs(run: Run) -> list[str]:
     """The same in words."""
     codec = run.conditions.get("codec", "a codec")
     return [
-        f"{name} ({codec}): loss {off:+.2%} over the last quarter of the steps, against exact experts"
+        f"{name} ({codec}): loss {off:+z.2%} over the last quarter of the steps, against exact experts"
         for name, off in coded_losses(run).items()
     ]
 

@@ -35,7 +35,7 @@ def replay_page(found: Replay) -> Page:
         headlines=[
             (show_seconds(found.summary(best)["step_s"]), f"a step with {best.name}, the best"),
             (f"{found.summary(best)['x_bound']:.2f} x", "the bound that no placement beats"),
-            (f"{saved:+.0%}".replace("+", ""), f"less than {first.name}"),
+            (f"{saved:z.0%}", f"less than {first.name}"),
         ],
         footer="Written by `moeyard replay --out`; rebuild with `moeyard report FOLDER`. Hover over a figure for its values.",
     )  # fmt: skip

@@ -75,7 +75,7 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
     found = []
     if pair := _pair(run):
         a, b = (mode.summary["iteration_s"] for mode in pair)
-        found.append((f"{(b - a) / a:+.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
+        found.append((f"{(b - a) / a:+z.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
         x, y = (mode.summary["exchange_s"] for mode in pair)
         found.append((f"{x / y:.2f} x" if y else "-", "faster exchanges"))
     found.append(
@@ -154,7 +154,7 @@ def told_by_model(run: Run) -> list[str]:
             model = "" if hideable is None else f"; the model calls {hideable:.0%} hideable"
             said.append(f"{mode.name} hides {share:.0%} of gathers and reduces{model}.")
         if off is not None:
-            said.append(f"{mode.name}: simulated {off:+.0%} beside measured.")
+            said.append(f"{mode.name}: simulated {off:+z.0%} beside measured.")
     return said
 
 

@@ -24,6 +24,8 @@ def write_report(source: str | Path, out: str | Path | None = None) -> Path:
     if source.is_dir():
         target = Path(out) if out is not None else source / "report.html"
         replayed = (source / JSON).is_file() or (source / ARRAYS).is_file()
+        if not replayed and not (source / "run.json").is_file():
+            raise InvalidFile(f"{source}: {_what_is_there(source)}")
         page = page_of_replay(source) if replayed else page_of_run(source)
     elif source.suffix == ".npz":
         target = Path(out) if out is not None else source.with_suffix(".html")
@@ -42,6 +44,15 @@ def write_report(source: str | Path, out: str | Path | None = None) -> Path:
         page = page_of_replay(source) if is_replay else bench_page(data, str(source))
     target.write_text(page.html(), encoding="utf-8")
     return target
+
+
+def _what_is_there(folder: Path) -> str:
+    """Of a folder that no page can be made of."""
+    if list(folder.glob("*/metrics.jsonl")):
+        return (
+            f"a run that has not ended; `moeyard watch {folder}` follows it, `moeyard train --resume` goes on"
+        )
+    return f"neither run.json, of `moeyard train --out`, nor {JSON}, of `moeyard replay --out`; give a folder that has one"
 
 
 def page_of_replay(source: Path) -> Page:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from moeyard.formats.strict import PathLike, named, short
 from moeyard.trace import Trace
 
 SHARED_ROWS = 1 << 20  # rows of a layer whose loads are shares, not counts
+_COUNTS, _LOADS = "counts[record, layer, rank, expert]", "loads[layer, expert]"
 _NAMES = ("loads", "logical_count", "expert_load", "rows")
 _COLUMNS = {"step": 0, "record": 0, "layer": 1, "rank": 2, "expert": 3, "rows": 4, "count": 4}
 _CELLS = 1 << 20  # of a table that is mostly gaps
 
 
-def trace_of_loads(path: PathLike, loads: NDArray[Any], source: str) -> Trace:
+def trace_of_loads(
+    path: PathLike, loads: NDArray[Any], source: str, said: Mapping[str, str] | None = None
+) -> Trace:
     """Loads of each expert, whoever sent them: a trace of one rank. Loads that are no whole numbers are taken as shares."""
     if loads.ndim == 2:
         loads = loads[None]
@@ -37,7 +41,7 @@ def trace_of_loads(path: PathLike, loads: NDArray[Any], source: str) -> Trace:
         raise InvalidFile(
             f"{path}: record {r}, layer {layer}, expert {e}: load {loads[r, layer, e]}; give finite numbers of zero or more"
         )
-    meta: dict[str, Any] = {"source": source}
+    meta: dict[str, Any] = {"source": source, **(said or {})}
     if float(loads.sum(axis=2, dtype=np.float64).max()) >= 2**62:
         raise InvalidFile(f"{path}: a layer has more than 2**62 rows; give row counts")
     if loads.dtype.kind == "f":
@@ -58,14 +62,17 @@ def read_numbers(path: PathLike) -> Trace:
     named_so = [name for name in _NAMES if name in arrays]
     if not named_so and len(arrays) != 1:
         raise InvalidFile(
-            f"{path}: arrays {', '.join(sorted(arrays)) or '(none)'}; a trace is `counts`[record, layer, rank, expert], "
-            f"loads are `loads`[layer, expert]"
+            f"{path}: arrays {', '.join(sorted(arrays)) or '(none)'}; a trace is {_COUNTS}, loads are {_LOADS}"
         )
-    found = arrays[named_so[0]] if named_so else next(iter(arrays.values()))
-    if found.ndim == 4:
+    name = named_so[0] if named_so else next(iter(arrays))
+    found = arrays[name]
+    whole = found.ndim == 4
+    taken = f"{short(name)}, the only array, for {_COUNTS if whole else _LOADS}, by its shape {found.shape}"
+    said = {} if named_so else {"taken": taken}
+    if whole:
         with named(path):
-            return Trace(found)
-    return trace_of_loads(path, found, "loads per layer and expert")
+            return Trace(found, None, said)
+    return trace_of_loads(path, found, "loads per layer and expert", said)
 
 
 def read_json(path: PathLike) -> Trace:
