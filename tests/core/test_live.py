@@ -1,7 +1,10 @@
 """The page of a run: it follows, and answers only who has the token and comes from it."""
 
 import json
+import os
+import shutil
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -90,7 +93,16 @@ def test_who_has_no_token_or_comes_from_elsewhere_gets_403(server, path):
     assert ask(server, good, Origin="http://evil.example")[0] == 403
     assert ask(server, good, Origin="null")[0] == 403
     assert ask(server, good, Host="evil.example")[0] == 403
+    assert ask(server, good.replace(server.token, server.token.swapcase()))[0] == 403
     assert ask(server, good, Host=f"evil.example:{server.port}")[0] == 403
+
+
+def test_without_the_token_nobody_learns_what_there_is(server):
+    for path in ("/", "/state.json", "/order", "/nothing", "/../../etc/passwd"):
+        assert ask(server, path)[0] == 403
+        assert ask(server, path, b"{}")[0] == 403
+    assert ask(server, f"/nothing?token={server.token}")[0] == 404
+    assert ask(server, f"/order?token={server.token}")[0] == 405
 
 
 def test_orders_need_the_token_and_the_origin_and_a_meaning(server):
@@ -136,9 +148,56 @@ def test_an_order_that_is_none_is_refused():
     from moeyard.cli.demo import obey
 
     for wrong in ({}, {"what": "rm", "node": 0, "rail": 0}, {"what": "break", "node": "0", "rail": 0},
-                  {"what": "slow", "node": 0, "rail": 0, "factor": 7}, {"what": "slow", "node": 0, "rail": 0}):  # fmt: skip
+                  {"what": "slow", "node": 0, "rail": 0, "factor": True}, {"what": "slow", "node": 0, "rail": 0, "factor": 7}, {"what": "slow", "node": 0, "rail": 0}):  # fmt: skip
         with pytest.raises(MoeyardError):
-            obey(wrong)
+            obey(wrong, "1")
+
+
+def test_orders_are_for_our_own_lab_whatever_else_runs_here(monkeypatch):
+    from moeyard.cli.demo import obey
+    from moeyard.lab import launch
+
+    asked = []
+    monkeypatch.setattr(launch, "labs", lambda: ["7", "8"])
+    monkeypatch.setattr(launch.wire, "ask", lambda name, request: asked.append((name, request["order"])))
+    for what in ("break", "slow", "mend"):
+        obey({"what": what, "node": 0, "rail": 1, "factor": 0.5}, "8")
+    assert asked == [("8", "break"), ("8", "slow"), ("8", "mend")]
+
+
+def test_a_slow_order_keeps_nobody_from_the_page(tmp_path):
+    from moeyard.live.server import Server
+
+    obeyed = threading.Event()
+    server = Server(tmp_path, order=lambda _: str(obeyed.wait(10)))
+    threading.Thread(target=server.serve, daemon=True).start()
+    own, said = f"http://127.0.0.1:{server.port}", []
+    order = threading.Thread(
+        target=lambda: said.append(ask(server, "/order", b"{}", X_Token=server.token, Origin=own))
+    )
+    order.start()
+    assert ask(server, f"/state.json?token={server.token}")[0] == 200
+    assert not said
+    obeyed.set()
+    order.join(10)
+    assert said == [(200, '{"done": "True"}')]
+    server.stop()
+
+
+def test_a_run_that_was_here_before_that_says_nothing_more_or_is_gone(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write(folder, step(0))
+    (folder / "plain").mkdir()
+    (folder / "plain" / "metrics.jsonl").write_text(json.dumps(step(3)))
+    os.utime(folder / "moeyard" / "metrics.jsonl", (0, time.time() - 100))
+    state = run_state(folder)
+    assert [mode["name"] for mode in state["modes"]] == ["moeyard"]  # what options.json asks for
+    assert 100 <= state["quiet_s"] < 200
+    assert not state["gone"]
+    shutil.rmtree(folder)
+    state = run_state(folder)
+    assert (state["gone"], state["modes"], state["quiet_s"]) == (True, [], None)
 
 
 def test_an_empty_folder_has_a_state(tmp_path):

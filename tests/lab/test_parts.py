@@ -1,5 +1,8 @@
 """The parts of a lab that need no namespaces: its file, its traffic, predictions, the verdict on dead nics."""
 
+import selectors
+import socket
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from moeyard.errors import InvalidCluster, InvalidFile, MoeyardError
 from moeyard.lab import DEFAULT, LabError, LabSpec, ask, run_script
 from moeyard.lab.loads import STANDARD, lab_traffic
 from moeyard.lab.predict import predict, predict_gloo
+from moeyard.lab.watch import Watch
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import simulate
 from moeyard.traffic import Traffic
@@ -127,6 +131,20 @@ def test_two_nodes_blame_one_end():
     assert dead_nics(cluster, heard(cluster, [(0, 1)])) == [(0, 1)]
     assert dead_nics(cluster, heard(cluster, [], [(0, 1)])) == [(1, 1)]  # either end: the rail is of no use
     assert dead_nics(cluster, heard(cluster, [(0, 1), (1, 1)])) == [(0, 1), (1, 1)]
+
+
+def test_who_asks_and_does_not_wait_ends_nothing():
+    """A page that timed out took the whole job with it: its answer met a closed line."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with selectors.DefaultSelector() as select:
+        watch = Watch({"name": "x", "target": "y"}, LabSpec.load("lab-2x2"), None, ours)
+        watch.select = select
+        select.register(ours, selectors.EVENT_READ)
+        theirs.send(b'{"order": "describe"}')
+        theirs.close()
+        watch._answer(ours)
+        assert not select.get_map()
+    assert ours.fileno() == -1
 
 
 def test_orders_to_labs_that_are_not_there():

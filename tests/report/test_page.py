@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from moeyard.cli.app import app
 from moeyard.errors import InvalidFile
-from moeyard.provenance import Network
+from moeyard.provenance import CLOCKED, Network
 from moeyard.report import Section, badges, load_run, run_page, write_report
+from moeyard.report.figures import rails_heat
+from moeyard.report.page import wordy
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,8 @@ def test_what_gloo_hides_is_modelled_and_what_was_counted_is_measured(page):
     section = sections(page.parent)["Rows per rail"]
     assert texts(section) == ["plain: modelled, shaped network", "moeyard: measured, shaped network"]
     titles = [one.text for one in section.figure.layout.annotations]
-    assert titles[:2] == ["plain (modelled): sent", "plain (modelled): received"]
-    assert titles[2:] == ["moeyard: sent", "moeyard: received"]
+    assert titles[:2] == ["plain (modelled)<br>sent", "plain (modelled)<br>received"]
+    assert titles[2:] == ["moeyard<br>sent", "moeyard<br>received"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,33 @@ def test_rows_that_crossed_once_stand_beside_those_that_would_have(tmp_path):
     )
     assert f"{first:.0f} of {2 * first:.0f}" in note
     assert "plain: a token" not in note
+
+
+def test_words_begin_at_the_left_and_numbers_keep_their_units(page):
+    rows = [("a", "1.5 s", "-", "2 of 3"), ("b", "-20%", "", "none")]
+    section = Section("x", {CLOCKED: ""}, columns=("who", "time", "less", "done"), rows=rows)
+    assert wordy(section) == [True, False, False, True]
+    html = page.read_text()
+    assert '<td class="words">moeyard</td>' in html
+    assert '<td class="words">4.27 s</td>' not in html
+    assert "<td>4.27 s</td>" in html
+
+
+def test_maps_of_rails_stand_two_in_a_line_whatever_the_number_of_modes(page):
+    rows = {
+        name: dict.fromkeys(("out", "in"), np.ones((4, 4)))
+        for name in ("plain (modelled)", "direct", "moeyard")
+    }
+    figure = rails_heat(rows)
+    left = sorted({one.domain[0] for one in figure.select_xaxes()})
+    assert len(left) == 2
+    assert len({one.domain for one in figure.select_yaxes()}) == 3
+    assert figure.layout.height > 3 * 4 * 46
+    assert [one.text for one in figure.layout.annotations][:2] == [
+        "plain (modelled)<br>sent",
+        "plain (modelled)<br>received",
+    ]
+    assert [one.showscale for one in figure.data] == [False, True, False, False, False, False]
 
 
 def test_curves_that_part_are_said_to(tmp_path):

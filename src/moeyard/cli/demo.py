@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,13 +43,14 @@ def run(
     spec = a_lab(lab)  # before anything is made or shown
     LabSpec.load(spec)
     out.mkdir(parents=True, exist_ok=True)
-    server = Server(out, port, order=obey)
+    server = Server(out, port)
     print_json({"address": server.address}) if json else print(server.address, flush=True)
     command = [
         sys.executable, "-m", "moeyard", "train", "--lab", spec, "--mode", "moeyard", "--steps", str(steps), "--skew", "mixtral-8",
         "--out", str(out), "--timeout", "20",
     ]  # fmt: skip
     job = subprocess.Popen(command, stdout=sys.stderr)
+    server.order = partial(obey, ours=str(job.pid))  # a lab has its starter's name; others may run here
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # by way of `finally`: the run must not stay behind
@@ -66,19 +68,19 @@ def run(
     raise typer.Exit(status)
 
 
-def obey(asked: dict[str, Any]) -> str:
-    """Cut, slow or mend a rail of the lab that runs; everything else is refused."""
+def obey(asked: dict[str, Any], ours: str) -> str:
+    """Cut, slow or mend a rail of our lab; everything else is refused."""
     from moeyard import lab
 
     what, node, rail, factor = (asked.get(key) for key in ("what", "node", "rail", "factor"))
     if what not in ("break", "slow", "mend") or type(node) is not int or type(rail) is not int:
         raise MoeyardError("an order is break, slow or mend, with whole numbers for node and rail")
     if what == "slow":
-        if not isinstance(factor, int | float) or not 0 < factor <= 1:
+        if type(factor) not in (int, float) or not 0 < factor <= 1:
             raise MoeyardError("slow needs a factor above 0, at most 1")
-        lab.slow_rail(node, rail, float(factor))
+        lab.slow_rail(node, rail, float(factor), lab=ours)
     elif what == "break":
-        lab.break_rail(node, rail)
+        lab.break_rail(node, rail, lab=ours)
     else:
-        lab.mend_rail(node, rail)
+        lab.mend_rail(node, rail, lab=ours)
     return f"{what}: rail {rail} of node {node}"

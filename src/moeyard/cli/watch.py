@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -36,4 +37,5 @@ def run(
         return
     server = Server(folder, port)
     print(server.address, flush=True)
-    server.serve()
+    with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+        server.serve()

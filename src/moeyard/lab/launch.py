@@ -194,17 +194,17 @@ def labs() -> list[str]:
 def ask(order: str, *, lab: str | None = None, **values: Any) -> Any:
     """Give a running lab an order: the only one, the one named, or the own one of a rank that asks."""
     request = {"order": order, **values}
+    found = ["of this rank"] if inside() else labs()
     try:
         if lab is None and inside():
             return wire.ask_from_rank(request)
-        found = labs()
         if lab is None and len(found) != 1:
             names = f"{len(found)} run: {', '.join(found)}; name one" if found else "none runs"
             raise LabError(f"which lab? {names}")
         return wire.ask(lab or found[0], request)
     except OSError as error:
         raise LabError(
-            f"lab {lab or ''}: {error.strerror or error}; running: {', '.join(labs()) or 'none'}"
+            f"lab {lab or found[0]}: {error.strerror or error}; running: {', '.join(labs()) or 'none'}"
         ) from error
     except ValueError as error:
         raise LabError(str(error)) from error

@@ -223,14 +223,20 @@ class Watch:
         except OSError:
             text = b""
         if not text:
-            self.select.unregister(line)
-            line.close()
+            self._hang_up(line)
             return
         try:
             reply = {"value": self._obey(json.loads(text))}
         except (MoeyardError, ValueError, KeyError, TypeError) as error:
             reply = {"error": str(error)}
-        line.send(json.dumps(reply).encode())
+        try:
+            line.send(json.dumps(reply).encode())
+        except OSError:  # whoever asked has not waited; the ranks have nothing to do with it
+            self._hang_up(line)
+
+    def _hang_up(self, line: socket.socket) -> None:
+        self.select.unregister(line)
+        line.close()
 
     def _obey(self, request: dict[str, Any]) -> Any:
         order = request.get("order")

@@ -84,7 +84,9 @@ class Server:
         ]
         if self.order is not None:
             routes.append(routing.Route("/order", self._order, methods=["POST"]))
-        return applications.Starlette(routes=routes)
+        return applications.Starlette(
+            routes=routes, exception_handlers={404: self._elsewhere, 405: self._elsewhere}
+        )
 
     def allowed(self, headers: Any, token: str, *, orders: bool = False) -> bool:
         """Whether a request may be answered."""
@@ -93,6 +95,13 @@ class Server:
         if headers.get("host") not in self.hosts or (origin not in ours and (orders or origin is not None)):
             return False
         return secrets.compare_digest(token.encode(), self.token.encode())
+
+    async def _elsewhere(self, request: Any, error: Any) -> Any:
+        """What there is, and how it is asked for, is not told to who has no token."""
+        header = request.headers.get("x-token", "")
+        if not self.allowed(request.headers, request.query_params.get("token", header)):
+            return self._answer("403: no token, or from elsewhere", 403)
+        return self._answer(f"{error.status_code}: {error.detail}", error.status_code)
 
     async def _page(self, request: Any) -> Any:
         if not self.allowed(request.headers, request.query_params.get("token", "")):
@@ -116,7 +125,8 @@ class Server:
                 return self._answer("413: too long", 413)
         try:
             asked = json.loads(body)
-            done = self.order(asked if isinstance(asked, dict) else {})
+            beside = _library("starlette.concurrency").run_in_threadpool  # a lab may take its time to answer
+            done = await beside(self.order, asked if isinstance(asked, dict) else {})
         except (ValueError, RecursionError, MoeyardError) as error:
             return self._answer(f"400: {error}", 400)
         return self._answer(json.dumps({"done": done}), kind="application/json")

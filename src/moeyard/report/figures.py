@@ -124,30 +124,35 @@ def over_steps(
 
 
 def rails_heat(rows: Mapping[str, Mapping[str, FloatArray]], dead: FloatArray | None = None) -> go.Figure:
-    """mode -> "out" and "in" -> rows[node, rail], all on one colour scale: where the rows crossed."""
+    """mode -> "out" and "in" -> rows[node, rail], a line of two maps each, all on one colour scale: where the rows crossed."""
     modes = list(rows)
-    titles = [f"{mode}: {'sent' if way == 'out' else 'received'}" for mode in modes for way in ("out", "in")]
-    figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.035)
+    titles = [
+        f"{mode}<br>{'sent' if way == 'out' else 'received'}" for mode in modes for way in ("out", "in")
+    ]
+    high = 46 * max(len(next(iter(rows.values()))["out"]), 3)
+    whole = (high + 80) * len(modes) + 50
+    figure = make_subplots(
+        rows=len(modes), cols=2, subplot_titles=titles, horizontal_spacing=0.05, vertical_spacing=80 / whole
+    )
+    figure.update_annotations(font_size=13)  # titles, side by side on a phone
     most = max(float(side.max()) for pair in rows.values() for side in pair.values())
-    column = 0
-    for mode in modes:
-        for way in ("out", "in"):
-            column += 1
+    for line, mode in enumerate(modes, 1):
+        for column, way in enumerate(("out", "in"), 1):
             side = np.asarray(rows[mode][way], dtype=float)
-            text = [[f"{value:,.0f}" for value in line] for line in side]
+            text = [[f"{value:,.0f}" for value in cells] for cells in side]
             if dead is not None and not mode.startswith("plain"):
                 text = [
-                    ["dead" if dead[n, r] <= 0 else cell for r, cell in enumerate(line)]
-                    for n, line in enumerate(text)
+                    ["dead" if dead[n, r] <= 0 else cell for r, cell in enumerate(cells)]
+                    for n, cells in enumerate(text)
                 ]
             figure.add_heatmap(
                 z=side, x=[f"rail {r}" for r in range(side.shape[1])], y=[f"node {n}" for n in range(side.shape[0])],
                 zmin=0, zmax=most, colorscale="YlOrRd", text=text, texttemplate="%{text}", xgap=2, ygap=2,
-                colorbar={"title": "rows", "thickness": 12}, showscale=column == len(titles),
-                hovertemplate=mode + " %{y}, %{x}: %{z:,.0f} rows<extra></extra>", row=1, col=column,
+                colorbar={"title": "rows", "thickness": 12}, showscale=(line, column) == (1, 2),
+                hovertemplate=mode + " %{y}, %{x}: %{z:,.0f} rows<extra></extra>", row=line, col=column,
             )  # fmt: skip
-            figure.update_yaxes(autorange="reversed", showticklabels=column == 1, row=1, col=column)
-    return styled(figure, 110 + 46 * max(len(next(iter(rows.values()))["out"]), 3), legend=False)
+            figure.update_yaxes(autorange="reversed", showticklabels=column == 1, row=line, col=column)
+    return styled(figure, whole, legend=False)
 
 
 def timelines(planned: Timeline, measured: Timeline, *, most_nics: int = 16) -> go.Figure:

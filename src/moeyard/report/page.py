@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +14,8 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from moeyard.provenance import Provenance
+
+_NUMBER = re.compile(r"[-+<>~]?\d|-$|$")  # what begins so is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,19 @@ def badges(origins: Mapping[Provenance, str]) -> list[Badge]:
     ]
 
 
+def wordy(section: Section) -> list[bool]:
+    """Which columns hold words: they begin at the left, and may break. Numbers with their units do neither."""
+    return [
+        any(not _NUMBER.match(str(cell)) for cell in column) for column in zip(*section.rows, strict=True)
+    ]
+
+
 @cache
 def _template() -> jinja2.Template:
     source = files("moeyard.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals["labels"] = badges
+    environment.globals["wordy"] = wordy
     return environment.from_string(source)
 
 

@@ -85,10 +85,14 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
         )
     )
     if pair:
-        found.append((f"{loss_gap(run):.1e}", "largest difference of the loss over all steps"))
+        found.append((_small(loss_gap(run)), "largest difference of the loss over all steps"))
     else:
         found.append((f"{last.summary['tokens_per_s']:,.0f}", "tokens per second"))
     return found
+
+
+def _small(difference: float) -> str:
+    return f"{difference:.1e}" if difference else "0"
 
 
 def _comparison(run: Run) -> Section:
@@ -279,7 +283,7 @@ def _curves(run: Run, events: list[tuple[int, str]]) -> list[Section]:
         codecs = "".join(f" {one}." for one in told_of_codecs(run))
         which = "The lines without a codec" if codecs else "The lines"
         lie = "lie" if gap <= run.same_loss else "do NOT lie"
-        same = f"{which} {lie} on each other: largest difference {gap:.1e}.{codecs}"
+        same = f"{which} {lie} on each other: largest difference {_small(gap)}.{codecs}"
     loss = figures.over_steps(lines("loss"), "loss", events=events)
     balance = figures.over_steps(lines("balancedness"), "mean / max rows of a rank", events=events, zero=True)
     seconds = figures.over_steps(lines("seconds"), "seconds", events=events, zero=True)

@@ -37,8 +37,10 @@ def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> No
     if not writes:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").unlink(missing_ok=True)  # of a run that was here before: this one has not ended
     for mode in options.modes:
         (folder / mode / DONE).unlink(missing_ok=True)
+        (folder / mode / "metrics.jsonl").unlink(missing_ok=True)
         _set_aside(folder / mode / CHECKPOINTS)
     (folder / ASKED).write_text(json.dumps(asked, indent=1), encoding="utf-8")
 
