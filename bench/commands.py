@@ -33,7 +33,7 @@ def text() -> str:
         "# Commands",
         (
             "Written by `python -m bench.commands` from each command's own `--help`. Bad input is one line and status 2; `--json` prints strict "
-            "JSON. `moeyard --install-completion` adds completion to your shell."
+            "JSON. `moeyard --install-completion` has your shell complete commands, options and names."
         ),
     ]
     parts += [f"## moeyard {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS]

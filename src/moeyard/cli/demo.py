@@ -76,7 +76,7 @@ def obey(asked: dict[str, Any], ours: str) -> str:
     if what not in ("break", "slow", "mend") or type(node) is not int or type(rail) is not int:
         raise MoeyardError("an order is break, slow or mend, with whole numbers for node and rail")
     if what == "slow":
-        if type(factor) not in (int, float) or not 0 < factor <= 1:
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
             raise MoeyardError("slow needs a factor above 0, at most 1")
         lab.slow_rail(node, rail, float(factor), lab=ours)
     elif what == "break":
