@@ -271,7 +271,11 @@ def test_a_new_run_sets_old_checkpoints_aside_and_forgets_what_was_done(tmp_path
     options = Options(str(tmp_path), modes=("plain",))
     (tmp_path / "plain" / "checkpoints" / "step-00000007").mkdir(parents=True)
     save_done(options, "plain", {"summary": {}})
+    for old in ("run.json", "plain/metrics.jsonl"):
+        (tmp_path / old).write_text("{}")
     begin(options, LAB)
+    assert not (tmp_path / "run.json").exists()  # or whoever watches would take it for ended
+    assert not (tmp_path / "plain" / "metrics.jsonl").exists()
     assert not (tmp_path / "plain" / "checkpoints").exists()
     assert (tmp_path / "plain" / "checkpoints.1" / "step-00000007").exists()
     assert load_done(replace(options, resume=True)) == {}
