@@ -254,7 +254,7 @@ class Yard:
         self._check_device(source)
         self.guard.where.enter("an exchange")
         try:
-            return self.behind.passing(self.transport.start(plan, backward, output, source, agreed))
+            return self.transport.start(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 
@@ -268,8 +268,7 @@ class Yard:
         self._check_device(source)
         self.guard.where.enter("an exchange")
         try:
-            with self.behind.rows():
-                self.transport.exchange(plan, backward, output, source, agreed)
+            self.transport.exchange(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 

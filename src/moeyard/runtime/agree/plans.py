@@ -126,6 +126,13 @@ class Plan:
         return cluster.nodes == 1 < cluster.ranks_per_node and self.schedule.num_stages == 1
 
     @cached_property
+    def reach(self) -> int:
+        """How far its rows go: 0 inside nodes, 1 between nodes, 2 between datacenters."""
+        cluster, rows = self.schedule.cluster, self.traffic.rows
+        crossing = [_leave(rows, many) for many in (cluster.nodes, cluster.datacenters)]
+        return 2 if crossing[1] else int(crossing[0])
+
+    @cached_property
     def parts(self) -> tuple[Plan, ...]:
         """What is exchanged one after another: where rows cross to a node once, first what crosses, then the copies. On the way back
         the last comes first."""
@@ -157,6 +164,14 @@ class Plan:
     @cached_property
     def output_splits(self) -> list[int]:
         return self.traffic.rows[:, self.rank].tolist()  # type: ignore[no-any-return]
+
+
+def _leave(rows: IntArray, groups: int) -> bool:
+    """Whether rows[src, dst] go from one of so many equal groups of ranks to another."""
+    if groups == 1:
+        return False
+    between = rows.reshape(groups, len(rows) // groups, groups, -1).sum((1, 3))
+    return bool(between.sum() > between.trace())
 
 
 class PlanCache:

@@ -1,24 +1,22 @@
 """Exchanges behind the training: replicas on their way to the next layer's hosts, gradients on their way home.
 
 Jobs run one after another, in the order in which they were given, which is the same on all ranks. On gloo they have a thread; before
-each exchange of a job it waits until no exchange of rows is under way here, unless somebody waits for the job: rows go first. A
-rank that passes the point where a job is waited for has done its own part of it, so nobody waits for a rank that is held up. On CUDA
+each exchange of a job it waits until no exchange of rows is under way here (see `Light`), unless somebody waits for the job: rows go
+first. A rank that passes the point where a job is waited for has done its own part of it, so nobody waits for a rank that is held up. On CUDA
 they have a stream and communicators of their own; a transport without messages of its own (torch's all-to-all) does them at once.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.options import Options
-from moeyard.runtime.transport.api import Pending, Transport
+from moeyard.runtime.transport.api import Transport
 from moeyard.runtime.transport.gloo import GlooThreads
 from moeyard.runtime.transport.nccl import NcclStreams
 from moeyard.runtime.transport.timed import Timed
@@ -41,39 +39,7 @@ class Behind(Protocol):
     waves: bool  # a job goes in several exchanges, so that rows need not wait long
 
     def submit(self, work: Work) -> Job: ...
-    def rows(self) -> Any: ...  # a context: an exchange of rows is under way
-    def passing(self, pending: Pending) -> Pending: ...  # the same, until it is waited for
     def close(self) -> None: ...
-
-
-class Light:
-    """Counts exchanges of rows under way on this rank."""
-
-    def __init__(self) -> None:
-        self._busy = self._wanted = 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        with self._changed:
-            self._busy += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy -= 1
-                self._changed.notify_all()
-
-    def pass_by(self, number: int) -> None:
-        """Return when no rows move, or when this job or a later one is waited for."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._busy == 0 or number <= self._wanted)
-
-    def want(self, number: int) -> None:
-        """Somebody waits for this job, so for all before it."""
-        with self._changed:
-            self._wanted = max(self._wanted, number)
-            self._changed.notify_all()
 
 
 class ThreadJob:
@@ -84,11 +50,11 @@ class ThreadJob:
         self._future = behind.thread.submit(work, self._carry)
 
     def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
-        self._behind.light.pass_by(self._number)
+        self._behind.transport.light.pass_by(self._number, plan.reach)
         self._behind.transport.carry_behind(plan, backward, output, source)
 
     def wait(self) -> None:
-        self._behind.light.want(self._number)
+        self._behind.transport.light.want(self._number)
         self._behind.transport.deck.guard.waiting(self._future.result)
 
 
@@ -98,28 +64,15 @@ class BehindThread:
     waves = True
 
     def __init__(self, transport: GlooThreads) -> None:
-        self.transport, self.light, self.jobs = transport, Light(), 0
+        self.transport, self.jobs = transport, 0
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-behind")
-        self.rows = self.light.rows
-
-    def passing(self, pending: Pending) -> Pending:
-        under_way = self.light.rows()
-        under_way.__enter__()
-
-        def finish() -> None:
-            try:
-                pending.wait()
-            finally:
-                under_way.__exit__(None, None, None)
-
-        return Pending(finish)
 
     def submit(self, work: Work) -> Job:
         return ThreadJob(self, work)
 
     def close(self) -> None:
         """Every job is done, on this rank as on those that have begun it; after a fault none."""
-        self.light.want(self.jobs)
+        self.transport.light.want(self.jobs)
         self.thread.shutdown(wait=True)
 
 
@@ -147,13 +100,6 @@ class BehindStream:
         stream: Any = torch.cuda.Stream
         self._stream = stream(device)
 
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        yield
-
-    def passing(self, pending: Pending) -> Pending:
-        return pending
-
     def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
         self.transport.exchange(plan, backward, output, source, False)
 
@@ -176,13 +122,6 @@ class AtOnce:
 
     def __init__(self, carry: Carry) -> None:
         self._carry = carry
-
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        yield
-
-    def passing(self, pending: Pending) -> Pending:
-        return pending
 
     def submit(self, work: Work) -> Job:
         work(self._carry)

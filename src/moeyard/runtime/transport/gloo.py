@@ -23,6 +23,7 @@ from moeyard.runtime.faults.guard import Guard
 from moeyard.runtime.transport.api import Bare, Deck, Pending, Rows, as_rows
 from moeyard.runtime.transport.buffers import Arena
 from moeyard.runtime.transport.collective import all_at_once
+from moeyard.runtime.transport.light import Light
 from moeyard.runtime.transport.spaces import Spaces, scratch_rows
 
 FLIGHTS = 8  # exchanges of a yard that run behind their callers at once
@@ -32,7 +33,7 @@ class GlooThreads:
     """Exchanges of a yard on gloo: in the caller's thread, or behind it."""
 
     def __init__(self, deck: Deck) -> None:
-        self.deck, self.arena = deck, Arena()
+        self.deck, self.arena, self.light = deck, Arena(), Light()
         self.chains = ThreadPoolExecutor((FLIGHTS + 1) * CHAINS, thread_name_prefix="moeyard-chain")
         self._flights = ThreadPoolExecutor(FLIGHTS, thread_name_prefix="moeyard-flight")
 
@@ -40,17 +41,32 @@ class GlooThreads:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
     ) -> Pending:
         if agreed and plan.at_once:
-            return self._at_once(plan, backward, output, source)
+            return self._passing(self._at_once(plan, backward, output, source))
         future = self._flights.submit(self._flight(plan, backward, output, source).run)
+        self.light.begin(plan.reach)
+        future.add_done_callback(lambda _: self.light.end(plan.reach))  # it may be waited for much later
         return Pending(lambda: self.deck.guard.waiting(future.result))
 
     def exchange(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, agreed: bool = False
     ) -> None:
-        if agreed and plan.at_once:
-            self._at_once(plan, backward, output, source).wait()
-        else:
-            self._flight(plan, backward, output, source).run()
+        with self.light.rows(plan.reach):
+            if agreed and plan.at_once:
+                self._at_once(plan, backward, output, source).wait()
+            else:
+                self._flight(plan, backward, output, source).run()
+
+    def _passing(self, pending: Pending) -> Pending:
+        """Rows inside one node, under way until they are waited for: nobody tells when they have arrived."""
+        self.light.begin(0)
+
+        def finish() -> None:
+            try:
+                pending.wait()
+            finally:
+                self.light.end(0)
+
+        return Pending(finish)
 
     def carry_behind(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
         """The whole exchange in the thread of what runs behind the training. Its tags have a count of their own: how it falls
