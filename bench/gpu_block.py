@@ -40,12 +40,12 @@ def stacks_of(shape):
 
 
 def least_of(shape):
-    """Bytes that a block holds at its highest if it saves the gate/up product and gathers rows for a grouped matmul: with weights, tokens and
-    the gradient of the result, in the better of two orders. The gradient of `down` first: the gradient of `gate_up` is made from the
-    product's, beside both. Or last: from the inner rows, which lie beside the product until then."""
+    """Bytes that a block holds at its highest if it saves the gate/up product and makes whole gradients: beside weights, tokens, result
+    and the gradients of both, in the better of two orders. The gradient of `down` first: the gradient of `gate_up` is made from the
+    product's, beside both. Or last: from the inner rows, which lie beside the product until then. No row is gathered."""
     tokens, hidden, inner, _, top_k = shape
     stacks, rows = stacks_of(shape), tokens * top_k
-    always = stacks // 2 + 2 * (2 * tokens * hidden + rows * hidden)
+    always = stacks // 2 + 4 * 2 * tokens * hidden
     product, half, gate_up = 4 * rows * inner, 2 * rows * inner, stacks // 3
     first = always + stacks // 2 + product
     last = always + max(gate_up + product + half, stacks // 2 + half)

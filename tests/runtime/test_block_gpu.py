@@ -45,8 +45,10 @@ def check(case, dtype=BF16, true_join=swiglu, **options):
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["out-in", "in-out"])
 @pytest.mark.parametrize(
-    "shape", [(700, 256, 192, 16, 4), (129, 64, 40, 3, 3), (2000, 512, 768, 8, 2)], ids=str
-)
+    "shape",
+    [(700, 256, 192, 16, 4), (129, 64, 40, 3, 3), (2000, 512, 768, 8, 2), (700, 1160, 192, 16, 4)],
+    ids=str,
+)  # the last: rows gathered in parts
 def test_values_and_all_gradients(shape, bias, transposed):
     check(make(*shape, bias=bias), transposed=transposed)
 

@@ -23,6 +23,9 @@ Again = Callable[[], Sequence[torch.Tensor]]  # gate_up and down, in the backwar
 _BIAS_ROWS = (
     8  # a bias' gradient is a matmul with this many equal rows: 16 bytes in bf16, as grouped_mm wants
 )
+PART = (
+    512  # columns at a time, where rows are gathered in parts: enough for a matmul to be bound by arithmetic
+)
 
 
 class Form(NamedTuple):
@@ -67,6 +70,7 @@ class Halfway(NamedTuple):
     """The backward pass above the gate/up product."""
 
     product: torch.Tensor  # gradient
+    inner: torch.Tensor | None  # scaled, where the gradient of `down` is still to come
     scale: torch.Tensor | None  # gradient of the weights [T, K]
     down: torch.Tensor | None
     down_bias: torch.Tensor | None
@@ -80,8 +84,11 @@ def backward_down(
     scale: Scale | None,
     form: Form,
     needs: tuple[bool, bool],
+    *,
+    later: bool = False,
 ) -> Halfway:
-    """needs: (down, down's bias). The product is overwritten if nobody may ask for it again."""
+    """needs: (down, down's bias); `later`: the first is made from the inner rows at the end. The product is overwritten if nobody may ask
+    for it again."""
     d_inner = times(d_out, _back(stacks.down, form), ends, form.counts)
     over = not _graph_is_kept()
     back = form.parts.activate_back(product, d_inner, form.activation, scale, ends, over=over)
@@ -91,7 +98,7 @@ def backward_down(
     if d_scale is not None and scale is not None and stacks.down_bias is not None:
         d_scale.view(-1)[scale.pair.long()] += form.parts.bias_dot(d_out, stacks.down_bias, ends)
     d_down = d_bias = None
-    if needs[0]:
+    if needs[0] and not later:
         pair = (back.inner, d_out) if form.transposed else (d_out, back.inner)
         d_down = outer(*pair, ends, form.counts)
     if needs[1]:
@@ -99,7 +106,7 @@ def backward_down(
         if scale is not None:
             factor = scale.weights.reshape(-1)[scale.pair.long()].to(d_out.dtype)
         d_bias = bias_gradient(factor, d_out, ends, form.counts)
-    return Halfway(back.product, d_scale, d_down, d_bias)
+    return Halfway(back.product, back.inner if needs[0] and later else None, d_scale, d_down, d_bias)
 
 
 def backward_gate_up(
@@ -107,6 +114,34 @@ def backward_gate_up(
 ) -> torch.Tensor:
     pair = (rows, d_product) if form.transposed else (d_product, rows)
     return outer(*pair, ends, form.counts)
+
+
+def heavy_stacks(rows: int, stacks: Stacks, width: int) -> bool:
+    """Whether stacks and their gradients outweigh what is computed of the rows: fewer rows an expert than a row is wide. Then the gradient
+    of `down` comes last, since the inner rows take less than it does."""
+    return len(stacks.down) * width > rows
+
+
+def gathered_outer(
+    tokens: torch.Tensor, routing: Routing, other: torch.Tensor, form: Form, *, left: bool, sparing: bool
+) -> torch.Tensor:
+    """`outer` of the tokens' rows and `other`, the rows on the left or on the right. sparing: where the rows would take much beside the
+    result, some of their columns at a time, at the price of a copy of the result."""
+
+    def product(some: torch.Tensor) -> torch.Tensor:
+        rows = form.parts.spread(some, routing)
+        pair = (rows, other) if left else (other, rows)
+        return outer(*pair, routing.ends, form.counts)
+
+    width, experts = tokens.shape[1], len(routing.ends)
+    if not sparing or width <= PART or 4 * len(other) <= experts * other.shape[1]:
+        return product(tokens)
+    shape = (width, other.shape[1]) if left else (other.shape[1], width)
+    out = other.new_empty((experts, *shape))
+    for at in range(0, width, PART):
+        size = min(PART, width - at)
+        out.narrow(1 if left else 2, at, size).copy_(product(tokens[:, at : at + size]))
+    return out
 
 
 def bias_gradient(
@@ -178,6 +213,7 @@ class RoutedExperts(torch.autograd.Function):
         _refuse_second()
         form: Form = ctx.form
         x, weights, product, row, pair, ends, *saved = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()  # the product's memory goes as soon as it is read, unless the graph is kept
         stacks, routing = _stacks(saved, form), Routing(row, pair, ends)
         needs = ctx.needs_input_grad
         d_x = d_gate_up = d_gate_up_bias = None
@@ -185,19 +221,26 @@ class RoutedExperts(torch.autograd.Function):
             parts = form.parts
             d_out = parts.spread(d_y, routing)
             scale = None if weights is None else Scale(weights, pair)
-            half = backward_down(d_out, product, ends, stacks, scale, form, (needs[3], needs[5]))
+            heavy = heavy_stacks(len(d_out), stacks, x.shape[1])
+            asked = (needs[3], needs[5])
+            d_product, inner, d_scale, d_down, d_down_bias = backward_down(
+                d_out, product, ends, stacks, scale, form, asked, later=heavy
+            )
             del d_out, product
             if needs[0]:
-                d_rows = times(half.product, _back(stacks.gate_up, form), ends, form.counts)
+                d_rows = times(d_product, _back(stacks.gate_up, form), ends, form.counts)
                 d_x = parts.gather_sum(d_rows, routing, None)
                 del d_rows
             if needs[2]:
-                d_gate_up = backward_gate_up(half.product, parts.spread(x, routing), ends, form)
+                d_gate_up = gathered_outer(x, routing, d_product, form, left=form.transposed, sparing=heavy)
             if needs[4]:
-                ones = half.product.new_ones(len(half.product))
-                d_gate_up_bias = bias_gradient(ones, half.product, ends, form.counts)
-        d_weights = half.scale if half.scale is None or not needs[1] else half.scale.to(weights.dtype)
-        return d_x, d_weights, d_gate_up, half.down, d_gate_up_bias, half.down_bias, None, None
+                ones = d_product.new_ones(len(d_product))
+                d_gate_up_bias = bias_gradient(ones, d_product, ends, form.counts)
+            del d_product
+            if inner is not None:
+                d_down = gathered_outer(d_y, routing, inner, form, left=not form.transposed, sparing=heavy)
+        d_weights = d_scale if d_scale is None or not needs[1] else d_scale.to(weights.dtype)
+        return d_x, d_weights, d_gate_up, d_down, d_gate_up_bias, d_down_bias, None, None
 
 
 class GroupedExperts(torch.autograd.Function):
@@ -229,6 +272,7 @@ class GroupedExperts(torch.autograd.Function):
         _refuse_second()
         form: Form = ctx.form
         rows, product, ends, *saved = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()  # rows and product go as soon as they are read, unless the graph is kept
         stacks, needs = _stacks([*saved, None, None], form), ctx.needs_input_grad
         d_rows = d_gate_up = d_gate_up_bias = None
         with plain_precision(rows):
@@ -236,6 +280,7 @@ class GroupedExperts(torch.autograd.Function):
             del product
             if needs[1]:
                 d_gate_up = backward_gate_up(half.product, rows, ends, form)
+            del rows
             if needs[3]:
                 ones = half.product.new_ones(len(half.product))
                 d_gate_up_bias = bias_gradient(ones, half.product, ends, form.counts)
