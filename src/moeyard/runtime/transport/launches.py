@@ -2,7 +2,9 @@
 
 Rows that are passed on stay where they arrived: what sends them packs them from there. Rows that have come to their rank are copied to
 the output by the next copy that runs after their arrival, the rest by one at the end. So a stage needs no copy before or after its batch
-but the one that packs. Places in the scratch memory are used again as soon as every stage that reads them is known to be done.
+but the one that packs. Places in the scratch memory are used again as soon as every stage that reads them is known to be done; where that
+would take more than half the payload, a stage also waits for earlier ones, whose places it takes. It waits for none that comes later, so
+the stage with the least number can go on on every rank.
 """
 
 from __future__ import annotations
@@ -167,7 +169,12 @@ def launches_of(program: Program, lanes: list[int]) -> Launches:
         next((later for later in range(s + 1, many) if packs[later] and before[later] >> s & 1), many)
         for s in range(many)
     ]
-    base_M, scratch = _places(table, before, unpacked)
+    half = max(program.input_rows, program.output_rows) // 2
+    base_M, scratch, waits_S = _places(table, after_S, unpacked, half)
+    if scratch > half:  # where stages wait from the first on, less lies apart
+        base_M, scratch, waits_S = min(
+            (base_M, scratch, waits_S), _places(table, after_S, unpacked, 0), key=lambda one: one[1]
+        )
     keys, pieces = _copies(table, base_M, np.array([*unpacked, many]), packs)
     order = np.argsort(keys, kind="stable")
     bounds = np.searchsorted(keys[order], np.arange(many + 2)).tolist()
@@ -177,7 +184,7 @@ def launches_of(program: Program, lanes: list[int]) -> Launches:
         Stage(
             number[s],
             lanes[number[s]],
-            after_S[s],
+            waits_S[s],
             slice(bounds[s], bounds[s + 1]),
             tuple(posts[ptr[s] : ptr[s + 1]]),
         )
@@ -190,54 +197,89 @@ def _before(after_S: list[tuple[int, ...]]) -> list[int]:
     """[stage] those known to be done when it starts, as bits."""
     found: list[int] = []
     for after in after_S:
-        bits = 0
-        for one in after:
-            bits |= found[one] | 1 << one
-        found.append(bits)
+        found.append(_known(after, found))
     return found
 
 
-def _places(table: Table, before: list[int], unpacked: list[int]) -> tuple[IntArray, int]:
-    """([message] its first row in scratch, rows of scratch): what a stage packs and what it receives as a block each, where all that
-    lay there before has been read."""
-    program, many = table.program, table.program.num_stages
-    readers = [0] * many  # of what a stage receives, as bits
-    source = table.leaving.space
+def _known(after: tuple[int, ...], before: list[int]) -> int:
+    bits = 0
+    for one in after:
+        bits |= before[one] | 1 << one
+    return bits
+
+
+class _Block(NamedTuple):
+    """Rows of scratch, and who must be done before they are free."""
+
+    first: int
+    end: int
+    readers: int  # stages, as bits
+
+
+def _first_fit(taken: list[_Block], size: int, done: int) -> int:
+    """The first row where `size` fit, if these stages are done."""
+    at = 0
+    for first, end, _ in sorted(one for one in taken if one.readers & ~done):
+        if first - at >= size:
+            break
+        at = max(at, end)
+    return at
+
+
+def _places(
+    table: Table, after_S: list[tuple[int, ...]], unpacked: list[int], limit: int
+) -> tuple[IntArray, int, list[tuple[int, ...]]]:
+    """([message] its first row in scratch, rows of scratch, [stage] what it waits for): what a stage packs and what it receives as a block
+    each, where all that lay there before has been read. A stage whose block would end above `limit` rows waits for more."""
+    program, waits_S = table.program, list(after_S)
+    readers, sizes = _readers(table, unpacked), _sizes(table)
+    firsts, taken, before = np.zeros_like(sizes), list[_Block](), list[int]()
+    for s in range(program.num_stages):
+        done = _known(waits_S[s], before)
+        for kind, bits in ((0, 1 << s), (1, readers[s] or 1 << s)):
+            size = int(sizes[kind, s])
+            if size == 0:
+                continue
+            at = _first_fit(taken, size, done)
+            if at + size > limit and (early := _first_fit(taken, size, (1 << s) - 1)) < at:
+                at, late = early, 0
+                for one in taken:
+                    if one.first < at + size and at < one.end:
+                        late |= one.readers & ~done
+                waits_S[s] += tuple(t for t in range(s) if late >> t & 1)
+                done = _known(waits_S[s], before)
+            firsts[kind, s] = at
+            taken.append(_Block(at, at + size, bits))
+        before.append(done)
+    base_M = np.zeros(len(program.rows), np.int64)
+    for kind, some in enumerate((table.packed_M, table.kept_M)):
+        rows = np.where(some, program.rows, 0)
+        inside = np.cumsum(rows) - rows
+        inside -= inside[program.message_ptr[:-1]][table.stage_M] if len(inside) else 0
+        base_M[some] = (firsts[kind][table.stage_M] + inside)[some]
+    return base_M, max((one.end for one in taken), default=0), waits_S
+
+
+def _readers(table: Table, unpacked: list[int]) -> list[int]:
+    """[stage] who reads what it receives, as bits."""
+    many = table.program.num_stages
+    readers, source = [0] * many, table.leaving.space
     came = source >= 0
     pairs = table.stage_M[source[came]] * many + table.stage_M[table.leaving.message[came]]
     for pair in np.unique(pairs).tolist():
         readers[pair // many] |= 1 << pair % many
     for s in np.unique(table.stage_M[table.arriving.message]).tolist():
         readers[s] |= 1 << unpacked[s]
-    base_M = np.zeros(len(program.rows), np.int64)
-    taken: list[tuple[int, int, int]] = []  # first row, last row, readers
-    most = 0
-    sizes = np.stack(
-        [
-            np.bincount(table.stage_M, np.where(some, program.rows, 0), many)
-            for some in (table.packed_M, table.kept_M)
-        ]
-    ).astype(np.int64)
-    firsts = np.zeros_like(sizes)
-    for s in range(many):
-        for kind, bits in ((0, 1 << s), (1, readers[s] or 1 << s)):
-            size = int(sizes[kind, s])
-            if size == 0:
-                continue
-            at = 0
-            for first, last, _ in sorted(one for one in taken if one[2] & ~before[s]):
-                if first - at >= size:
-                    break
-                at = max(at, last)
-            firsts[kind, s] = at
-            taken.append((at, at + size, bits))
-            most = max(most, at + size)
-    for kind, some in enumerate((table.packed_M, table.kept_M)):
-        rows = np.where(some, program.rows, 0)
-        inside = np.cumsum(rows) - rows
-        inside -= inside[program.message_ptr[:-1]][table.stage_M] if len(inside) else 0
-        base_M[some] = (firsts[kind][table.stage_M] + inside)[some]
-    return base_M, most
+    return readers
+
+
+def _sizes(table: Table) -> IntArray:
+    """Rows that each stage packs, and those that it receives into scratch."""
+    rows, many = table.program.rows, table.program.num_stages
+    kinds = (table.packed_M, table.kept_M)
+    return np.stack([np.bincount(table.stage_M, np.where(some, rows, 0), many) for some in kinds]).astype(
+        np.int64
+    )
 
 
 def _copies(table: Table, base_M: IntArray, unpacked: IntArray, packs: IntArray) -> tuple[IntArray, IntArray]:

@@ -18,6 +18,7 @@ from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.transport.api import Bare, Deck, Pending, Rows, as_rows
 from moeyard.runtime.transport.launches import LANES, Launches, Stage, lanes_of, launches_of
 from moeyard.runtime.transport.moving import Memories, Mover, has_kernel
+from moeyard.runtime.transport.transfers import in_transfers
 
 
 class Known(NamedTuple):
@@ -55,7 +56,8 @@ class NcclStreams:
         both = self._known.setdefault(plan, {})
         if backward not in both:
             schedule = plan.schedule.reversed() if backward else plan.schedule
-            launches = launches_of(plan.program(backward), lanes_of(schedule.stages))
+            program = in_transfers(plan.program(backward), schedule)
+            launches = launches_of(program, lanes_of(schedule.stages))
             table = None
             if len(launches.pieces_P3) and self.deck.device.type == "cuda" and has_kernel():
                 pinned = torch.from_numpy(launches.pieces_P3).pin_memory()
@@ -134,11 +136,15 @@ class Queue:
 
     def _issue(self, s: int, stage: Stage) -> None:
         deck, memories, ops = self.deck, self._memories, []
+        sent: dict[int, int] = {}  # by peer: several posts may be one message
         for send, peer, space, first, rows in stage.posts:
             port = (deck.channels.send_to if send else deck.channels.receive_from)[peer]
             ops.append((send, port.peer, memories[space][first : first + rows]))
-            if send and deck.observer is not None:
-                deck.observer(stage.number, deck.rank, peer, rows, port.rail)
+            if send:
+                sent[peer] = sent.get(peer, 0) + rows
+        if deck.observer is not None:
+            for peer, rows in sent.items():
+                deck.observer(stage.number, deck.rank, peer, rows, deck.channels.send_to[peer].rail)
         try:
             self._works[s] = self.transport.batch(stage.lane, ops)
         except RuntimeError as error:
