@@ -46,10 +46,12 @@ def check(case, dtype=BF16, true_join=swiglu, **options):
 @pytest.mark.parametrize("transposed", [False, True], ids=["out-in", "in-out"])
 @pytest.mark.parametrize(
     "shape",
-    [(700, 256, 192, 16, 4), (129, 64, 40, 3, 3), (2000, 512, 768, 8, 2), (700, 1160, 192, 16, 4)],
+    [(700, 256, 192, 16, 4), (129, 64, 40, 3, 3), (2000, 512, 768, 8, 2), (6000, 256, 192, 8, 4)],
     ids=str,
-)  # the last: rows gathered in parts
-def test_values_and_all_gradients(shape, bias, transposed):
+)
+@pytest.mark.parametrize("worth", [0, 1 << 24], ids=["down last", "down first"])
+def test_values_and_all_gradients(shape, bias, transposed, worth, monkeypatch):
+    monkeypatch.setattr("moeyard.runtime.block.fused.WORTH", worth)
     check(make(*shape, bias=bias), transposed=transposed)
 
 

@@ -26,6 +26,7 @@ _BIAS_ROWS = (
 PART = (
     512  # columns at a time, where rows are gathered in parts: enough for a matmul to be bound by arithmetic
 )
+WORTH = 1 << 24  # elements of memory that are worth another launch
 
 
 class Form(NamedTuple):
@@ -99,14 +100,18 @@ def backward_down(
         d_scale.view(-1)[scale.pair.long()] += form.parts.bias_dot(d_out, stacks.down_bias, ends)
     d_down = d_bias = None
     if needs[0] and not later:
-        pair = (back.inner, d_out) if form.transposed else (d_out, back.inner)
-        d_down = outer(*pair, ends, form.counts)
+        d_down = down_gradient(back.inner, d_out, ends, form)
     if needs[1]:
         factor = d_out.new_ones(len(d_out))
         if scale is not None:
             factor = scale.weights.reshape(-1)[scale.pair.long()].to(d_out.dtype)
         d_bias = bias_gradient(factor, d_out, ends, form.counts)
     return Halfway(back.product, back.inner if needs[0] and later else None, d_scale, d_down, d_bias)
+
+
+def down_gradient(inner: torch.Tensor, d_out: torch.Tensor, ends: torch.Tensor, form: Form) -> torch.Tensor:
+    pair = (inner, d_out) if form.transposed else (d_out, inner)
+    return outer(*pair, ends, form.counts)
 
 
 def backward_gate_up(
@@ -116,32 +121,13 @@ def backward_gate_up(
     return outer(*pair, ends, form.counts)
 
 
-def heavy_stacks(rows: int, stacks: Stacks, width: int) -> bool:
+def heavy_stacks(rows: int, down: torch.Tensor, width: int) -> bool:
     """Whether stacks and their gradients outweigh what is computed of the rows: fewer rows an expert than a row is wide. Then the gradient
-    of `down` comes last, since the inner rows take less than it does."""
-    return len(stacks.down) * width > rows
-
-
-def gathered_outer(
-    tokens: torch.Tensor, routing: Routing, other: torch.Tensor, form: Form, *, left: bool, sparing: bool
-) -> torch.Tensor:
-    """`outer` of the tokens' rows and `other`, the rows on the left or on the right. sparing: where the rows would take much beside the
-    result, some of their columns at a time, at the price of a copy of the result."""
-
-    def product(some: torch.Tensor) -> torch.Tensor:
-        rows = form.parts.spread(some, routing)
-        pair = (rows, other) if left else (other, rows)
-        return outer(*pair, routing.ends, form.counts)
-
-    width, experts = tokens.shape[1], len(routing.ends)
-    if not sparing or width <= PART or 4 * len(other) <= experts * other.shape[1]:
-        return product(tokens)
-    shape = (width, other.shape[1]) if left else (other.shape[1], width)
-    out = other.new_empty((experts, *shape))
-    for at in range(0, width, PART):
-        size = min(PART, width - at)
-        out.narrow(1 if left else 2, at, size).copy_(product(tokens[:, at : at + size]))
-    return out
+    of `down` comes last: until then the inner rows take less than it does, and the product is gone. Rows are gathered once more."""
+    if len(down) * width <= rows:
+        return False
+    inner = down.numel() // (len(down) * width)
+    return down.numel() - rows * inner > WORTH
 
 
 def bias_gradient(
@@ -221,7 +207,7 @@ class RoutedExperts(torch.autograd.Function):
             parts = form.parts
             d_out = parts.spread(d_y, routing)
             scale = None if weights is None else Scale(weights, pair)
-            heavy = heavy_stacks(len(d_out), stacks, x.shape[1])
+            heavy = heavy_stacks(len(d_out), stacks.down, x.shape[1])
             asked = (needs[3], needs[5])
             d_product, inner, d_scale, d_down, d_down_bias = backward_down(
                 d_out, product, ends, stacks, scale, form, asked, later=heavy
@@ -232,13 +218,13 @@ class RoutedExperts(torch.autograd.Function):
                 d_x = parts.gather_sum(d_rows, routing, None)
                 del d_rows
             if needs[2]:
-                d_gate_up = gathered_outer(x, routing, d_product, form, left=form.transposed, sparing=heavy)
+                d_gate_up = backward_gate_up(d_product, parts.spread(x, routing), ends, form)
             if needs[4]:
                 ones = d_product.new_ones(len(d_product))
                 d_gate_up_bias = bias_gradient(ones, d_product, ends, form.counts)
             del d_product
             if inner is not None:
-                d_down = gathered_outer(d_y, routing, inner, form, left=not form.transposed, sparing=heavy)
+                d_down = down_gradient(inner, parts.spread(d_y, routing), ends, form)
         d_weights = d_scale if d_scale is None or not needs[1] else d_scale.to(weights.dtype)
         return d_x, d_weights, d_gate_up, d_down, d_gate_up_bias, d_down_bias, None, None
 
