@@ -23,9 +23,6 @@ Again = Callable[[], Sequence[torch.Tensor]]  # gate_up and down, in the backwar
 _BIAS_ROWS = (
     8  # a bias' gradient is a matmul with this many equal rows: 16 bytes in bf16, as grouped_mm wants
 )
-PART = (
-    512  # columns at a time, where rows are gathered in parts: enough for a matmul to be bound by arithmetic
-)
 WORTH = 1 << 24  # elements of memory that are worth another launch
 
 
