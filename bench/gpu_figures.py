@@ -43,6 +43,10 @@ def block() -> str:
     return "\n".join([*lines, "", told])
 
 
+def held(row: dict) -> bool:
+    return row["difference"] <= row["tolerance"] and row["copies"] > 0 and row["moved"]
+
+
 def launches() -> str:
     heads = "| scheduler | way | stages | launches | a stage | memory | host | all_to_all_single's |\n|---|---|---|---|---|---|---|---|"
     line = "| {scheduler} | {way} | {stages} | {launches} | {a_stage:.2f} | {memory:.2f} | {host_us:.0f} us | {torch_host_us:.0f} us |"
@@ -75,6 +79,31 @@ def ahead() -> str:
     )
 
 
+def replicas() -> str:
+    """The table of replicas on NCCL, as far as it was run there: a line for each number of ranks."""
+    lines = [
+        "| NCCL ranks on one GPU | cases | hold | copies compared | largest difference |",
+        "|---|---|---|---|---|",
+    ]
+    refused, steps, looked, flaws = 0, set(), 0, []
+    for found in rows_of("gpu_replicas.jsonl"):
+        ran = [one for one in found["cases"] if "refused" not in one]
+        refused += len(found["cases"]) - len(ran)
+        steps |= {one["steps"] for one in ran}
+        looked += found["named"]["looked"]
+        flaws += [found["named"]["flaw"]] if found["named"]["flaw"] else []
+        copies, worst = sum(one["copies"] for one in ran), max(one["difference"] for one in ran)
+        figures = (found["ranks"], len(ran), sum(map(held, ran)), copies, f"{worst:.1e}")
+        lines.append("| " + " | ".join(map(str, figures)) + " |")
+    fine = "none stale, none another's"
+    told = (
+        f"Every so many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl --ranks 8 --every 41`); {refused} left "
+        f"out, whose optimizer torch refuses on CUDA. {looked} named rows and experts looked at under autocast: "
+        f"{'; '.join(flaws) or fine}."
+    )
+    return "\n".join([*lines, "", told])
+
+
 def faults() -> str:
     """Faults on NCCL as they were last run, with what was not clean."""
     rows = json.loads((RESULTS / "gpu_faults.json").read_text())
@@ -89,7 +118,7 @@ def faults() -> str:
 
 
 def main() -> None:
-    for figure in (block, launches, oracle, ahead, faults):
+    for figure in (block, launches, oracle, ahead, replicas, faults):
         print(figure(), end="\n\n")
 
 

@@ -1,6 +1,6 @@
 """NCCL ranks on one GPU against one process: outputs, loss, gradients, clip norm and steps of a fused optimizer, float32 and bf16.
 
-    PYTHONPATH=src:. python bench/gpu_oracle.py [--ranks 8] [--limit 240]
+    PYTHONPATH=src:. python bench/gpu_oracle.py [--ranks 8] [--limit 240] [--schedulers auto,direct]
 
 NCCL refuses two ranks on one GPU unless they look like different hosts, so each gets its own NCCL_HOSTID; it is a test of
 every code path, not of speed. Outside the one wait for the counts the host never waits for the device: the steps run under
@@ -11,14 +11,10 @@ with its home before its use. Ways: experts at home, replicas, tokens that cross
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
-import traceback
 import warnings
-from pathlib import Path
 
-from bench.gpu_ranks import run_ranks
+from bench.gpu_ranks import on_ranks, open_world
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 64, 128, 20, 4, 96
 STEPS, RATE = 4, 3e-3  # of the optimizer
@@ -86,31 +82,22 @@ def cases(schedulers):
 
 
 def run(rank, options, folder, out):
-    os.environ |= {
-        "NCCL_HOSTID": f"host{rank}",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
     warnings.filterwarnings("ignore", message="Synchronization debug mode")
-    from datetime import timedelta
-
     import torch
     import torch.distributed as dist
 
     import moeyard as my
     import moeyard.runtime as yr
+    from moeyard.runtime.transport import transfers
 
-    torch.cuda.set_device(0)
-    store = dist.FileStore(f"{folder}/store", options.ranks)
-    dist.init_process_group(
-        "nccl", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=options.limit)
-    )
+    transfers.SMALL = 1024  # rows are small here; messages go as in a large model, each transfer apart
+    open_world(rank, options.ranks, folder)
+    schedulers = options.schedulers.split(",")
     cluster = my.Cluster(2, options.ranks // 2, my.Port(400e9, 3e-6), my.Port(48e9, 8e-6))
     rows = []
     with yr.Yard(cluster=cluster, timeout=options.limit) as yard:
         for dtype in (torch.float32, torch.bfloat16):
-            for scheduler, way in cases(options.schedulers):
+            for scheduler, way in cases(schedulers):
                 usual = {"planner": "static", "slots": 1, "policy": "auto", "dedup": False, "codec": None}
                 yard.choose(scheduler=scheduler, **(usual | WAYS[way]))
                 rows.append(case(yard, dtype, scheduler, way, rank, options.ranks))
@@ -230,66 +217,24 @@ def main():
     )
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for everything")
-    parser.add_argument(
-        "--schedulers", nargs="+", default=["auto", "direct", "rails", "fast", "shunt", "ecmp"]
-    )
+    parser.add_argument("--schedulers", default="auto,direct,rails,fast,shunt,ecmp")
     options = parser.parse_args()
+    ended = on_ranks(__file__, options, ("ranks", "limit", "schedulers"), run)
+    if ended is None:
+        return 0
     import torch
 
-    if not torch.cuda.is_available():
-        print("no CUDA device here; run this on a machine with one GPU", file=sys.stderr)
-        sys.exit(2)
+    codes, lines = ended
     print(
-        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {options.ranks} NCCL ranks as 2 nodes"
-    )
-    print(
+        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {options.ranks} NCCL ranks as 2 nodes",
         "dtype     scheduler way          output    loss      router    gate_up   down      norm      steps     experts  copies",
-        flush=True,
+        *lines,
+        sep="\n",
     )
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "lines"
-        found.touch()
-        arguments = ["--ranks", str(options.ranks), "--limit", str(options.limit)]
-        arguments += ["--schedulers", *options.schedulers]
-        codes = run_ranks(__file__, options.ranks, arguments, folder, options.limit)
-        text = found.read_text()
-    lines = 2 * len(cases(options.schedulers))
-    good = text.count(" ok\n")
-    print(f"{good} of {lines} lines hold; ranks left with {codes}")
-    sys.exit(0 if good == lines and not any(codes) else 1)
-
-
-def rank_main():
-    folder, rank = os.environ["MOEYARD_FOLDER"], int(os.environ["MOEYARD_RANK"])
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int)
-    parser.add_argument("--limit", type=float)
-    parser.add_argument("--schedulers", nargs="+")
-
-    class Both:
-        """To the screen and to the file that the parent counts."""
-
-        def __init__(self):
-            self.file = (Path(folder) / "lines").open("a")
-
-        def write(self, text):
-            sys.stdout.write(text)
-            self.file.write(text)
-
-        def flush(self):
-            sys.stdout.flush()
-            self.file.flush()
-
-    code = 1
-    try:
-        run(rank, parser.parse_args(), folder, Both())
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    wanted, good = 2 * len(cases(options.schedulers.split(","))), sum(line.endswith(" ok") for line in lines)
+    print(f"{good} of {wanted} lines hold; ranks left with {codes}")
+    return int(good < wanted or any(codes))
 
 
 if __name__ == "__main__":
-    rank_main() if "MOEYARD_RANK" in os.environ else main()
+    sys.exit(main())

@@ -127,6 +127,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/runtime.md", "oracle"): gpu_figures.oracle,
     ("docs/runtime.md", "launches"): gpu_figures.launches,
     ("docs/runtime.md", "overlapped"): gpu_figures.ahead,
+    ("docs/runtime.md", "replicas-nccl"): gpu_figures.replicas,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,
 }
