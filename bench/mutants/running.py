@@ -375,27 +375,6 @@ RUNNING = [
         "tests/runtime/test_once_ranks.py::test_ranks_without_tokens_take_part",
     ),
     Mutant(
-        "scratch is used again before it has been read",
-        "runtime/transport/launches.py",
-        "for one in taken if one[2] & ~before[s]",
-        "for one in taken if one[2] >> s",
-        "tests/runtime/test_launches.py::test_every_row_comes_to_its_place",
-    ),
-    Mutant(
-        "rows that stay on a rank are left behind",
-        "runtime/transport/launches.py",
-        "kept = program.keep_rows",
-        "kept = 0",
-        "tests/runtime/test_launches.py::test_every_row_comes_to_its_place",
-    ),
-    Mutant(
-        "rows are brought to their places before they have come",
-        "runtime/transport/launches.py",
-        "if packs[later] and before[later] >> s & 1",
-        "if packs[later]",
-        "tests/runtime/test_launches.py::test_every_row_comes_to_its_place",
-    ),
-    Mutant(
         "rows cross once whether it pays or not",
         "dedup.py",
         "return quicker(cluster, served.rows_RR, once_RR, fan_RR, row_bytes)",
