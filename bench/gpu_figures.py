@@ -24,23 +24,30 @@ def block() -> str:
     """Shares of the matmul ceiling and peaks of the expert block, beside Hugging Face's."""
     conditions, *rows = rows_of("gpu_block.jsonl")
     lines = [
-        "| shape | choices | share of the ceiling | Hugging Face | peak GB | Hugging Face | peak / Hugging Face's | least / Hugging Face's | beyond weights and gradients |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| shape | choices | ceiling TF/s | share of it | Hugging Face | peak GB | Hugging Face | peak / Hugging Face's | least / Hugging Face's | beyond weights and gradients |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in (one for one in rows if "hf_share" in one):
         figures = [
-            f"{row['share']:.2f}", f"{row['hf_share']:.2f}", f"{row['peak']:.1f}", f"{row['hf_peak']:.1f}",
+            f"{row['ceiling']:.0f}", f"{row['share']:.2f}", f"{row['hf_share']:.2f}", f"{row['peak']:.1f}", f"{row['hf_peak']:.1f}",
             f"{row['peak'] / row['hf_peak']:.2f}", f"{least_of(SHAPES[row['shape']]) / 1e9 / row['hf_peak']:.2f}",
             f"{row['beyond'] / row['hf_beyond']:.2f}",
         ]  # fmt: skip
         lines.append(" | ".join([f"| {row['shape']}", row["choices"], *figures]) + " |")
-    tiny = next(one for one in rows if one["shape"] == "tiny")
+    tiny = [one for one in rows if one["shape"] == "tiny"]
     first = next(one for one in rows if one["shape"].startswith("initial"))
     told = (
-        f"{conditions['conditions']}. Host time of a tiny `MoELayer`, forward + backward, one rank: {tiny['layer_ms']:.1f} ms (best "
-        f"{tiny['layer_best_ms']:.1f}); a Mixtral layer's experts drawn in {first['seconds']:.2f} s."
+        f"{conditions['conditions']}. Host time of a tiny `MoELayer`, forward + backward, one rank, in {len(tiny)} runs: {_readings(tiny, 'layer')}; of "
+        f"Hugging Face's block alone, with a router: {_readings(tiny, 'hf_host')}. A Mixtral layer's experts drawn in {first['seconds']:.2f} s."
     )
     return "\n".join([*lines, "", told])
+
+
+def _readings(rows: list[dict], what: str) -> str:
+    medians, least = (
+        ", ".join(f"{one[f'{what}{kind}']:.1f}" for one in rows) for kind in ("_ms", "_best_ms")
+    )
+    return f"{medians} ms (best {least})"
 
 
 def held(row: dict) -> bool:
@@ -82,8 +89,8 @@ def ahead() -> str:
 def replicas() -> str:
     """The table of replicas on NCCL, as far as it was run there: a line for each number of ranks."""
     lines = [
-        "| NCCL ranks on one GPU | cases | hold | copies compared | largest difference |",
-        "|---|---|---|---|---|",
+        "| NCCL ranks on one GPU | every | cases | hold | copies compared | largest difference |",
+        "|---|---|---|---|---|---|",
     ]
     refused, steps, looked, flaws = 0, set(), 0, []
     for found in rows_of("gpu_replicas.jsonl"):
@@ -93,11 +100,11 @@ def replicas() -> str:
         looked += found["named"]["looked"]
         flaws += [found["named"]["flaw"]] if found["named"]["flaw"] else []
         copies, worst = sum(one["copies"] for one in ran), max(one["difference"] for one in ran)
-        figures = (found["ranks"], len(ran), sum(map(held, ran)), copies, f"{worst:.1e}")
+        figures = (found["ranks"], found["every"], len(ran), sum(map(held, ran)), copies, f"{worst:.1e}")
         lines.append("| " + " | ".join(map(str, figures)) + " |")
     fine = "none stale, none another's"
     told = (
-        f"Every so many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl --ranks 8 --every 41`); {refused} left "
+        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--every`); {refused} left "
         f"out, whose optimizer torch refuses on CUDA. {looked} named rows and experts looked at under autocast: "
         f"{'; '.join(flaws) or fine}."
     )

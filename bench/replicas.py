@@ -161,7 +161,7 @@ def main():
         return max(codes)
     rows, named = merged(found)
     about = {"backend": options.backend, "ranks": options.ranks, "seconds": time.monotonic() - began}
-    about["of"] = len(all_cases())
+    about |= {"of": len(all_cases()), "every": options.every}
     return max(report(about | {"cases": rows, "named": named}, options), *codes)
 
 
