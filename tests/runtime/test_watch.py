@@ -23,6 +23,7 @@ from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: 
 from moeyard.runtime.faults.verdict import IDLE  # noqa: E402
 from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
 from moeyard.runtime.transport.behind import BehindThread  # noqa: E402
+from moeyard.runtime.transport.light import Light  # noqa: E402
 from moeyard.runtime.transport.channels import abort_groups, make_group  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
@@ -135,7 +136,7 @@ def test_who_waits_for_a_gather_behind_the_training_is_not_elsewhere(clients):
         guard.where.enter("an exchange")
     waits = ranks.guards[1]
     waits.where.go()
-    behind = BehindThread(SimpleNamespace(deck=SimpleNamespace(guard=waits)))
+    behind = BehindThread(SimpleNamespace(deck=SimpleNamespace(guard=waits), light=Light()))
 
     def gather(_):
         end = time.monotonic() + 5.0
