@@ -23,8 +23,8 @@ from moeyard.runtime.faults.guard import Guard, longest_wait, patience  # noqa: 
 from moeyard.runtime.faults.verdict import IDLE  # noqa: E402
 from moeyard.runtime.faults.vigil import Vigil  # noqa: E402
 from moeyard.runtime.transport.behind import BehindThread  # noqa: E402
-from moeyard.runtime.transport.light import Light  # noqa: E402
 from moeyard.runtime.transport.channels import abort_groups, make_group  # noqa: E402
+from moeyard.runtime.transport.light import Light  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(120)]
 LONG = timedelta(seconds=20)
