@@ -381,4 +381,18 @@ RUNNING = [
         "return True",
         "tests/runtime/test_once_ranks.py::test_auto_takes_it_where_it_pays",
     ),
+    Mutant(
+        "gathers across a wan wait for rows inside a datacenter",
+        "runtime/transport/light.py",
+        "slice(1) if reach == 0 else slice(reach, 3)",
+        "slice(3)",
+        "tests/runtime/test_light.py::test_a_job_waits_for_rows_that_reach_as_far[2-1]",
+    ),
+    Mutant(
+        "a job that was waited for lets later ones pass",
+        "runtime/transport/light.py",
+        "self._jobs += 1\n        return self._jobs",
+        "return 1",
+        "tests/runtime/test_light.py::test_jobs_are_numbered_on_whoever_gives_them",
+    ),
 ]

@@ -61,6 +61,17 @@ def test_nobody_holds_up_a_job_that_is_waited_for():
         assert not held_up(light, 2, 2)
 
 
+def test_jobs_are_numbered_on_whoever_gives_them():
+    light = Light()
+    first, second = light.next(), light.next()
+    light.want()  # a yard that chooses anew closes what ran behind it
+    third = light.next()
+    with light.rows(1):
+        assert not held_up(light, first, 1)
+        assert not held_up(light, second, 1)
+        assert held_up(light, third, 1)
+
+
 def plan_of(cluster, pairs):
     rows = np.zeros((8, 8), np.int64)
     for pair in pairs:

@@ -13,7 +13,7 @@ from moeyard.dedup import check_dedup
 from moeyard.errors import InvalidCluster, UnknownName
 from moeyard.model import ModelSpec
 from moeyard.runtime.agree.digests import cluster_digest, small_digest
-from moeyard.runtime.codec.spec import by_layer, coded_model, written
+from moeyard.runtime.codec.spec import FORMAT, by_layer, coded_model, written
 from moeyard.version import __version__
 
 
@@ -80,7 +80,7 @@ class Options:
         network = 0 if cluster is None else cluster_digest(cluster)
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
-            self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec, self.most_rows,
+            self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec, FORMAT, self.most_rows,
         )  # fmt: skip
 
 

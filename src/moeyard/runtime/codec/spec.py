@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from moeyard.errors import InvalidModel, UnknownName
 from moeyard.model import ModelSpec
 
+FORMAT = 2  # of messages; ranks compare it
 BLOCK = 1024  # values that share a scale
 SEGMENT = 1 << 16  # values that a place of 16 bits is among
 HEAD = 4  # words: version, kind, checksum

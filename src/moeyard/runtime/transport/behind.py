@@ -1,9 +1,9 @@
 """Exchanges behind the training: replicas on their way to the next layer's hosts, gradients on their way home.
 
 Jobs run one after another, in the order in which they were given, which is the same on all ranks. On gloo they have a thread; before
-each exchange of a job it waits until no exchange of rows is under way here (see `Light`), unless somebody waits for the job: rows go
-first. A rank that passes the point where a job is waited for has done its own part of it, so nobody waits for a rank that is held up. On CUDA
-they have a stream and communicators of their own; a transport without messages of its own (torch's all-to-all) does them at once.
+each exchange of a job it waits while rows that go as far are under way here (`Light`), unless somebody waits for the job: rows go first.
+A rank that passes the point where a job is waited for has done its own part of it, so nobody waits for a rank that is held up. On
+CUDA they have a stream and communicators of their own; a transport without messages of its own (torch's all-to-all) does them at once.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class Behind(Protocol):
 
 class ThreadJob:
     def __init__(self, behind: BehindThread, work: Work) -> None:
-        self._behind = behind
-        behind.jobs += 1
-        self._number = behind.jobs
+        self._behind, self._number = behind, behind.transport.light.next()
         self._future = behind.thread.submit(work, self._carry)
 
     def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
@@ -64,7 +62,7 @@ class BehindThread:
     waves = True
 
     def __init__(self, transport: GlooThreads) -> None:
-        self.transport, self.jobs = transport, 0
+        self.transport = transport
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-behind")
 
     def submit(self, work: Work) -> Job:
@@ -72,7 +70,7 @@ class BehindThread:
 
     def close(self) -> None:
         """Every job is done, on this rank as on those that have begun it; after a fault none."""
-        self.transport.light.want(self.jobs)
+        self.transport.light.want()
         self.thread.shutdown(wait=True)
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -58,13 +58,12 @@ class GlooThreads:
 
     def _passing(self, pending: Pending) -> Pending:
         """Rows inside one node, under way until they are waited for: nobody tells when they have arrived."""
-        self.light.begin(0)
+        under_way = ExitStack()  # left once, however often a wait is repeated
+        under_way.enter_context(self.light.rows(0))
 
         def finish() -> None:
-            try:
+            with under_way:
                 pending.wait()
-            finally:
-                self.light.end(0)
 
         return Pending(finish)
 

@@ -15,7 +15,7 @@ class Light:
     waits only for rows that all stay there too."""
 
     def __init__(self) -> None:
-        self._rows, self._wanted = [0, 0, 0], 0
+        self._rows, self._jobs, self._wanted = [0, 0, 0], 0, 0
         self._changed = threading.Condition()
 
     def begin(self, reach: int) -> None:
@@ -35,14 +35,19 @@ class Light:
         finally:
             self.end(reach)
 
+    def next(self) -> int:
+        """A number for a job that is given now, from 1: here, so that it grows whoever gives them."""
+        self._jobs += 1
+        return self._jobs
+
     def pass_by(self, number: int, reach: int) -> None:
         """Return when no rows are in the way of what reaches so far, or when this job or a later one is waited for."""
         before = slice(1) if reach == 0 else slice(reach, 3)
         with self._changed:
             self._changed.wait_for(lambda: not any(self._rows[before]) or number <= self._wanted)
 
-    def want(self, number: int) -> None:
-        """Somebody waits for this job, so for all before it."""
+    def want(self, number: int | None = None) -> None:
+        """Somebody waits for this job, so for all before it; None: for all that were given."""
         with self._changed:
-            self._wanted = max(self._wanted, number)
+            self._wanted = max(self._wanted, self._jobs if number is None else number)
             self._changed.notify_all()
