@@ -93,7 +93,7 @@ def speed() -> list[dict]:
     """GB/s of weights, counted as bf16, through encode and decode together."""
     from moeyard.runtime.codec.coders import decode, encode
     from moeyard.runtime.codec.exact import decode_exact, encode_exact, halves_of
-    from moeyard.runtime.codec.spec import HEAD, Codec
+    from moeyard.runtime.codec.spec import Codec
 
     torch.set_num_threads(1)
     master = torch.randn(WIDTH) * 0.05
@@ -106,10 +106,8 @@ def speed() -> list[dict]:
             if codec.exact:
                 before, now = halves_of(held.bfloat16()), halves_of(master.bfloat16())
                 began = time.process_time()
-                body = torch.from_numpy(encode_exact(before, now))
-                between = time.process_time()
-                words = torch.cat([body.new_zeros(HEAD), body])
-                again = time.process_time()
+                words = torch.from_numpy(encode_exact(before, now))
+                between = again = time.process_time()
                 decode_exact(before, words)
             else:
                 words, receiver = torch.zeros(codec.words(WIDTH), dtype=torch.int32), held.clone()

@@ -45,9 +45,9 @@ def codecs() -> None:
     for code, read, number in ((encode_bits, decode_bits, 2), (encode_pick, decode_pick, 8)):
         code(master, master * 0, words, words.view(np.uint16), np.int64(4), np.int64(number))
         read(master, words, words.view(np.uint16), np.int64(4), np.int64(number))
-    counts, bits = np.zeros(16, np.uint8), np.arange(40, dtype=np.uint16)
-    encode_changes(bits, bits, counts, words)
-    decode_changes(bits, counts, words)
+    counts, bits, pairs = np.zeros(16, np.uint8), np.arange(1024, dtype=np.uint16), np.zeros(256, np.uint64)
+    encode_changes(bits, bits, counts, pairs)
+    decode_changes(bits, counts, pairs)
     checksum(words)
 
 

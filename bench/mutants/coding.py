@@ -45,8 +45,8 @@ CODING = [
     Mutant(
         "a group of changes loses its highest plane",
         "kernels/codec/changes.py",
-        "counts[group] = planes",
-        "counts[group] = max(planes - 1, 0)",
+        "counts[group] = many",
+        "counts[group] = max(many - 1, 0)",
         f"{_KERNELS}::test_changes_give_back_every_bit[40-255]",
     ),
     Mutant(

@@ -5,8 +5,8 @@ import pytest
 from tests.slow_codec import slow_message
 
 from moeyard.kernels.codec.bits import decode_bits, encode_bits
-from moeyard.kernels.codec.blocks import checksum
-from moeyard.kernels.codec.changes import GROUP, GROUPS, decode_changes, encode_changes
+from moeyard.kernels.codec.blocks import BLOCK, checksum
+from moeyard.kernels.codec.changes import BITS, GROUPS, decode_changes, encode_changes
 from moeyard.kernels.codec.pick import decode_pick, encode_pick
 
 FIRST = 4  # words before what a codec writes
@@ -73,17 +73,19 @@ def test_a_value_that_is_no_number_reaches_the_receivers(kind, number):
 @pytest.mark.parametrize("largest", [0, 1, 40, 65535])
 def test_changes_give_back_every_bit(width, largest):
     rng = np.random.default_rng([width, largest])
-    before = rng.integers(0, 65536, width).astype(np.uint16)
+    before = np.zeros(-(-width // BLOCK) * BLOCK, np.uint16)
+    now = before.copy()
+    before[:width] = rng.integers(0, 65536, width)
     moves = rng.integers(-largest, largest + 1, width) * (rng.random(width) < 0.3)
-    now = ((before.astype(np.int64) + moves) % 65536).astype(np.uint16)
-    counts = np.zeros(-(-width // 1024) * GROUPS, np.uint8)
-    words = np.zeros(len(counts) * GROUP // 2, np.uint32)
-    used = encode_changes(before, now, counts, words)
-    assert used == int(counts.sum()) * GROUP // 32
+    now[:width] = (before[:width].astype(np.int64) + moves) % 65536
+    counts = np.zeros(len(now) // BLOCK * GROUPS, np.uint8)
+    pairs = np.zeros(len(counts) * BITS, np.uint64)
+    used = encode_changes(before, now, counts, pairs)
+    assert used == int(counts.sum())
     # A change of at most m, with its sign, needs as many planes as 2 m has bits.
     assert counts.max() <= min(16, int(2 * largest).bit_length())
     held = before.copy()
-    decode_changes(held, counts, words[:used].copy())
+    decode_changes(held, counts, pairs[:used].copy())
     assert (held == now).all()
 
 

@@ -2,8 +2,8 @@
 needs. What did not change costs a byte in 64 values.
 
 A block of 1024 values is worked on in lanes, as for dense bits: word w of a plane takes bit j from value 32 j + w, and two words are a
-group, which has as many planes as it needs. A plane is written for those groups that have it. All planes of a block come from one
-transposition of bits, whose inverse is itself. The last block is padded by what did not change.
+group, whose planes are written as far as it has any. All planes of a block come from one transposition of bits, whose inverse is
+itself.
 """
 
 from __future__ import annotations
@@ -15,66 +15,45 @@ import numpy as np
 from moeyard.kernels.codec.blocks import BLOCK, WORD
 from moeyard.kernels.compile import inner, kernel
 
-GROUP = 64
-LANES = GROUP // WORD
+GROUP = 2 * WORD  # values; two words of a plane lie in one of 64 bits
 GROUPS = BLOCK // GROUP
 BITS = 16
 
 
 @kernel(nogil=True)
-def encode_changes(before: Any, now: Any, counts: Any, words: Any) -> int:
-    """before, now: uint16 [width]. counts: uint8, planes of every group, GROUPS a block; words: uint32, room for all planes. How many
-    words."""
-    width, at = len(now), 0
-    table = np.empty(BITS * WORD, np.uint32)
+def encode_changes(before: Any, now: Any, counts: Any, pairs: Any) -> int:
+    """before, now: uint16, whole blocks. counts: uint8, planes of every group, GROUPS a block; pairs: uint64, a group's two words of one
+    plane, room for all planes. How many pairs."""
+    at, table = 0, np.empty(BITS * WORD, np.uint32)
+    planes = table.view(np.uint64)  # [plane, group]
     for block in range(len(counts) // GROUPS):
-        first, mine = block * BLOCK, counts[block * GROUPS : (block + 1) * GROUPS]
-        if first + BLOCK <= width:
-            _changed(before, now, first, table)
-        else:
-            _changed(_padded(before, first), _padded(now, first), 0, table)
+        mine = counts[block * GROUPS : (block + 1) * GROUPS]
+        _changed(before, now, block * BLOCK, table)
         _transpose(table)
-        most = _count(table, mine)
-        for plane in range(most):
-            for group in range(GROUPS):
-                if plane < mine[group]:
-                    words[at] = table[plane * WORD + LANES * group]
-                    words[at + 1] = table[plane * WORD + LANES * group + 1]
-                    at += LANES
+        _count(planes, mine)
+        for group in range(GROUPS):
+            for plane in range(mine[group]):
+                pairs[at + plane] = planes[plane * GROUPS + group]
+            at += mine[group]
     return at
 
 
 @kernel(nogil=True)
-def decode_changes(held: Any, counts: Any, words: Any) -> None:
-    """held: uint16 [width], what they were before; afterwards what they are now."""
-    width, at = len(held), 0
-    table = np.empty(BITS * WORD, np.uint32)
+def decode_changes(held: Any, counts: Any, pairs: Any) -> None:
+    """held: uint16, whole blocks, what they were before; afterwards what they are now."""
+    at, table = 0, np.empty(BITS * WORD, np.uint32)
+    planes = table.view(np.uint64)
     for block in range(len(counts) // GROUPS):
-        first, mine, before = block * BLOCK, counts[block * GROUPS : (block + 1) * GROUPS], at
-        for plane in range(BITS):
-            for group in range(GROUPS):
-                there = plane < mine[group]
-                table[plane * WORD + LANES * group] = words[at] if there else np.uint32(0)
-                table[plane * WORD + LANES * group + 1] = words[at + 1] if there else np.uint32(0)
-                at += LANES if there else 0
-        if at == before:
-            continue
-        _transpose(table)
-        if first + BLOCK <= width:
-            _change(held, first, table)
-        else:
-            known = _padded(held, first)
-            _change(known, 0, table)
-            for i in range(first, width):
-                held[i] = known[i - first]
-
-
-@kernel(nogil=True)
-def _padded(values: Any, at: int) -> Any:
-    block = np.zeros(BLOCK, np.uint16)
-    for i in range(at, len(values)):
-        block[i - at] = values[i]
-    return block
+        mine, before = counts[block * GROUPS : (block + 1) * GROUPS], at
+        for i in range(len(planes)):
+            planes[i] = 0
+        for group in range(GROUPS):
+            for plane in range(mine[group]):
+                planes[plane * GROUPS + group] = pairs[at + plane]
+            at += mine[group]
+        if at > before:
+            _transpose(table)
+            _change(held, block * BLOCK, table)
 
 
 @inner
@@ -132,13 +111,10 @@ def _swap(table: Any, upper: Any, lower: Any, shift: Any, mask: Any) -> None:
 
 
 @inner
-def _count(table: Any, counts: Any) -> int:
-    """Planes that each group needs; returns the most."""
-    most = 0
+def _count(planes: Any, counts: Any) -> None:
+    """Planes that each group needs."""
     for group in range(GROUPS):
-        planes, lane = BITS, LANES * group
-        while planes and table[(planes - 1) * WORD + lane] | table[(planes - 1) * WORD + lane + 1] == 0:
-            planes -= 1
-        counts[group] = planes
-        most = max(most, planes)
-    return most
+        many = BITS
+        while many and planes[(many - 1) * GROUPS + group] == 0:
+            many -= 1
+        counts[group] = many

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from moeyard.runtime.codec.coders import decode, encode
 from moeyard.runtime.codec.exact import decode_exact, encode_exact, halves_of, values_of
-from moeyard.runtime.codec.spec import HEAD, Codec
+from moeyard.runtime.codec.spec import Codec
 
 _SAMPLE = 64  # of so many values one tells how far a master is away
 _FAR = 0.3  # of its size: a message of a few bits would not bring receivers near; it was loaded or drawn anew, say
@@ -76,19 +75,20 @@ class Exact:
     """As the weights travel."""
 
     def __init__(self, anchor: torch.Tensor) -> None:
-        self.dtype, self.device, self.halves = anchor.dtype, anchor.device, halves_of(anchor)
+        self.dtype, self.device, self.width = anchor.dtype, anchor.device, len(anchor)
+        self.halves = halves_of(anchor)
 
     def encode(self, master: torch.Tensor) -> torch.Tensor:
         now = halves_of(master.to(self.dtype))
-        body = encode_exact(self.halves, now)
+        words = encode_exact(self.halves, now)
         self.halves = now
-        return torch.from_numpy(np.concatenate([np.zeros(HEAD, np.int32), body])).to(self.device)
+        return torch.from_numpy(words).to(self.device)
 
     def decode(self, words: torch.Tensor) -> None:
         decode_exact(self.halves, words)
 
     def values(self, dtype: torch.dtype) -> torch.Tensor:
-        return values_of(self.halves, self.dtype, self.device).to(dtype)
+        return values_of(self.halves, self.width, self.dtype, self.device).to(dtype)
 
     def strayed(self, master: torch.Tensor) -> bool:
         return False
