@@ -48,6 +48,10 @@ def basics(rank, world):
     with pytest.raises(my.UnknownName, match="did you mean 'fast'"):
         yr.Yard(scheduler="fats")
     yard = yr.Yard(cluster=cluster_of(2, world // 2), timeout=30)
+    if Path("/proc/self/task").is_dir():
+        threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+        # torch's own group has one, the mesh may have one, all groups of all yards one together
+        assert threads.count("gloo_tcp_loop") <= 3, threads
     yard.close()
     yard.close()
     with pytest.raises(yr.RankLost, match="closed"):

@@ -28,7 +28,7 @@ from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.rails import still_alive
 from moeyard.runtime.transport.launches import LANES
 
-RAIL_BACKEND = "moeyard_rail"
+SHARED_GLOO = "moeyard_gloo"
 # torch's NCCL watchdog ends the process when a peer is gone, without naming it; before that it sleeps for a minute, holding a lock that
 # every further call on the group wants. Our groups have a vigil of their own.
 _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
@@ -54,9 +54,11 @@ def channel(src_node: int, dst_node: int) -> tuple[int, int]:
 
 
 def make_group(ranks: Sequence[int], backend: str, timeout: float, options: Any = None) -> dist.ProcessGroup:
-    """A new group. Every rank of the world calls this, members or not, in the same order."""
+    """A new group. Every rank of the world calls this, members or not, in the same order. `options` of gloo: an interface's name."""
     if backend == "nccl":
         timeout += _BEYOND
+    if backend == "gloo":
+        backend = shared_gloo()
     with _left_alone(backend):
         group: dist.ProcessGroup = dist.new_group(
             list(ranks), timeout=timedelta(seconds=timeout), backend=backend, pg_options=options
@@ -98,26 +100,29 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
         thread.join()
 
 
+def shared_gloo() -> str:
+    """The name of a backend that is gloo, but takes the name of an interface as its options and shares what listens there: each device is
+    a thread that wakes a hundred times a second, busy or not."""
+    if SHARED_GLOO.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(SHARED_GLOO, _create_gloo, extended_api=True, devices=["cpu"])
+    return SHARED_GLOO
+
+
+def _create_gloo(options: Any, interface: str | None) -> Any:
+    gloo: Any = dist.distributed_c10d.ProcessGroupGloo
+    own = gloo._Options()
+    own._timeout = options.timeout
+    names = [interface] if interface else os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    own._devices = [_device(name, os.getpid()) for name in names]
+    own._threads = 2 * len(names)
+    return gloo(options.store, options.group_rank, options.group_size, own)
+
+
 @cache
-def _interface_device(interface: str) -> Any:
-    """One for all groups of a process on this interface: each device is a thread that wakes a hundred times a second, busy or not."""
-    return dist.distributed_c10d.ProcessGroupGloo.create_device(interface=interface)
-
-
-def register_rail_backend() -> None:
-    """gloo ignores pg_options; this backend takes the name of an interface there."""
-    if RAIL_BACKEND.upper() in dist.Backend._plugins:
-        return
-
-    def create(options: Any, interface: Any) -> Any:
-        gloo: Any = dist.distributed_c10d.ProcessGroupGloo
-        own = gloo._Options()
-        own._timeout = options.timeout
-        own._devices = [_interface_device(interface)]
-        own._threads = 2
-        return gloo(options.store, options.group_rank, options.group_size, own)
-
-    dist.Backend.register_backend(RAIL_BACKEND, create, extended_api=True, devices=["cpu"])
+def _device(interface: str, process: int) -> Any:
+    """One for all groups of a process (its thread does not come along into a forked one) on this interface; none named: torch's choice."""
+    gloo: Any = dist.distributed_c10d.ProcessGroupGloo
+    return gloo.create_device(interface=interface) if interface else gloo.create_default_device()
 
 
 class Channels:
@@ -148,7 +153,6 @@ class Channels:
                 raise InvalidCluster(
                     f"{len(interfaces)} interfaces for {cluster.nics_per_node} nics per node; name one per rail"
                 )
-            register_rail_backend()
         self.groups: list[dist.ProcessGroup] = []
         self.local: Any = None  # the ranks of this node
         self.lanes: list[Any] = []  # of all ranks
@@ -174,7 +178,7 @@ class Channels:
             for rail, members, name in self._rail_members(family, theirs, interfaces):
                 for b, v in keys:
                     options = name if self.bound and name is not None else None
-                    group = self._make(members, RAIL_BACKEND if options else backend, timeout, options)
+                    group = self._make(members, backend, timeout, options)
                     if mine and group is not None:
                         self._rails[rail, b, v] = group
             if mine:

@@ -14,13 +14,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.guard import longest_wait
 from moeyard.runtime.faults.rails import common_rail
-from moeyard.runtime.transport.channels import (
-    RAIL_BACKEND,
-    Channels,
-    abort_groups,
-    make_group,
-    register_rail_backend,
-)
+from moeyard.runtime.transport.channels import Channels, abort_groups, make_group, shared_gloo
 from moeyard.runtime.transport.world import World, device_of
 
 
@@ -99,7 +93,7 @@ class Groups:
             self._background = dist.new_group(
                 dist.get_process_group_ranks(self.dense_control),
                 timeout=timedelta(seconds=self._wait),
-                backend="gloo",
+                backend=shared_gloo(),
                 use_local_synchronization=True,
             )
             self._own.append(self._background)
@@ -107,11 +101,7 @@ class Groups:
 
     def _control_group(self, ranks: Sequence[int]) -> Any:
         """For small values: on the management interface where there is one, so that no rail matters."""
-        world = self._world
-        if world.management is None:
-            return make_group(ranks, "gloo", self._wait)
-        register_rail_backend()
-        return make_group(ranks, RAIL_BACKEND, self._wait, world.management)
+        return make_group(ranks, "gloo", self._wait, self._world.management)
 
     def _wide_group(self, ranks: Sequence[int]) -> Any:
         """For gradients, between any ranks: each on its own rail, or on one that lives on every node."""
@@ -153,6 +143,6 @@ def own_rail_group(world: World, ranks: Sequence[int], rail: int | None) -> Any:
     wait = longest_wait(world.timeout)
     if world.interfaces is None:
         return make_group(ranks, world.backend, wait)
-    register_rail_backend()
-    name = world.management if rail is None else world.interfaces[rail]
-    return make_group(ranks, RAIL_BACKEND if name else world.backend, wait, name)
+    return make_group(
+        ranks, world.backend, wait, world.management if rail is None else world.interfaces[rail]
+    )
