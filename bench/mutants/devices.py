@@ -51,10 +51,10 @@ DEVICES = [
         f"{_LAUNCHES}::test_every_row_comes_to_its_place",
     ),
     Mutant(
-        "a cut run begins where the whole one did",
+        "a transfer has the runs of the next one",
         "runtime/transport/transfers.py",
-        "run_offset=program.run_offset[run] + at - run_first[run]",
-        "run_offset=program.run_offset[run]",
+        "np.searchsorted(run_first, first)",
+        'np.searchsorted(run_first, first, "right")',
         f"{_LAUNCHES}::test_every_row_comes_to_its_place",
     ),
     Mutant(

@@ -377,8 +377,8 @@ RUNNING = [
     Mutant(
         "rows cross once whether it pays or not",
         "dedup.py",
-        "return quicker(cluster, served.rows_RR, once_RR, fan_RR, row_bytes)",
-        "return True",
+        "return once_seconds(cluster, once_RR, fan_RR, row_bytes) < WORTH * exchange_seconds(",
+        "return True or exchange_seconds(",
         "tests/runtime/test_once_ranks.py::test_auto_takes_it_where_it_pays",
     ),
     Mutant(

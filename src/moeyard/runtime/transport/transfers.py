@@ -46,7 +46,7 @@ def in_transfers(program: Program, schedule: Schedule) -> Program:
         send=program.send[of],
         rows=rows,
     )
-    return _with_cut_runs(found)
+    return _with_runs(found)
 
 
 def _counts(table: IntArray, peer: int) -> IntArray:
@@ -58,16 +58,8 @@ def _counts(table: IntArray, peer: int) -> IntArray:
     return np.diff(np.concatenate([firsts, [len(table)]]))
 
 
-def _with_cut_runs(program: Program) -> Program:
-    """Runs end where a message does."""
+def _with_runs(program: Program) -> Program:
+    """No run lies in two transfers, so each has those that begin within it."""
     rows, runs = program.rows, program.run_rows
     first, run_first = np.cumsum(rows) - rows, np.cumsum(runs) - runs
-    at = np.union1d(first, run_first)
-    run = np.searchsorted(run_first, at, "right") - 1
-    return replace(
-        program,
-        run_ptr=np.concatenate([np.searchsorted(at, first), [len(at)]]),
-        run_space=program.run_space[run],
-        run_offset=program.run_offset[run] + at - run_first[run],
-        run_rows=np.diff(np.concatenate([at, [int(rows.sum())]])),
-    )
+    return replace(program, run_ptr=np.append(np.searchsorted(run_first, first), len(runs)))
