@@ -16,6 +16,7 @@ from tests.strategies import clusters, jobs, traffics
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
 from moeyard.estimate import estimate, estimate_listed
+from moeyard.schedulers import lanes
 from moeyard.schedulers.lpt import schedule_lpt
 from moeyard.workloads import workload
 
@@ -295,3 +296,16 @@ def test_the_estimate_follows_lanes_that_have_few_rows(nodes, most, whole):
     for name in ("spread", "rails", "shot", "waves", "fast", "shunt"):
         plan = my.schedule(cluster, traffic, name)
         assert estimate(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.03), name
+
+
+@pytest.mark.parametrize(("mb", "looks"), [(16, 0), (1024, 1)])
+def test_auto_looks_again_only_where_that_takes_less_than_it_may_save(monkeypatch, mb, looks):
+    """Sparse traffic over 8 nodes, where several orders come near each other: the look takes as long for small rows as for large ones."""
+    seen, look = [], lanes._looked_at_again
+    monkeypatch.setattr(lanes, "_looked_at_again", lambda near: seen.append(len(near)) or look(near))
+    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(0.05, 1, 2.0))
+    made = my.schedule(cluster, workload("sparse:0.1", 64, mb=mb))
+    assert len(seen) == looks
+    assert estimate(cluster, made) <= 1.02 * min(
+        estimate(cluster, my.schedule(cluster, made.traffic, name)) for name in ("rails", "shunt", "fast")
+    )

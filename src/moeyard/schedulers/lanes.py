@@ -41,6 +41,8 @@ STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one 
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
+LOOK = 1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks
+EXCHANGES = 4  # of one plan: rows there and back, forward and backward
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
@@ -219,8 +221,8 @@ def cheapest(
 ) -> tuple[Lanes, str, dict[str, float]]:
     """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
     cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. With many
-    nodes they are compared node by node, and message by message only where several come near the best and what moves inside nodes is
-    known by place."""
+    nodes they are compared node by node, and message by message only where several come near the best, what moves inside nodes is
+    known by place, and the look takes less time than it may save."""
     best = best or Best()
     least_found, winner, found, form = math.inf, "", dict[str, float](), None
     every = list[tuple[float, float, str, Lanes]]()
@@ -237,10 +239,21 @@ def cheapest(
                 best.seconds = min(best.seconds, seconds)
     assert form is not None, "no candidates"
     near = [one for one in every if one[0] <= CLOSE * least_found]
-    if len(near) > 1 and MANY_NODES <= form.pairs.cluster.nodes <= WIDE and form.pairs.loads.exact:
+    if (
+        len(near) > 1
+        and MANY_NODES <= form.pairs.cluster.nodes <= WIDE
+        and form.pairs.loads.exact
+        and _look_seconds(near) < EXCHANGES * (CLOSE - 1.0) * least_found
+    ):
         winner, form, seconds = _looked_at_again(near)
         found[winner] = seconds
     return form, winner, found
+
+
+def _look_seconds(near: list[tuple[float, float, str, Lanes]]) -> float:
+    """About what it takes to look at these message by message: on every rank alike, so no clock is asked."""
+    messages = sum(int(made.messages.shape[1]) for _, _, _, made in near)
+    return LOOK * messages * float(near[0][3].pairs.cluster.ranks_per_node ** 2)
 
 
 def _looked_at_again(near: list[tuple[float, float, str, Lanes]]) -> tuple[str, Lanes, float]:
