@@ -66,7 +66,8 @@ class Cluster:
 
     A message inside a node uses the scale-up ports of its two ranks; between nodes it leaves by the sender's
     nic and enters by the receiver's; between datacenters it crosses both wan ports too. It pays one latency:
-    that of the widest of these networks. Equal local ranks share a rail, others cross the spine.
+    that of the widest of these networks. Equal local ranks share a rail, others cross the spine. Without a spine, as in a lab, where
+    all interfaces of a node serve all its ranks, a message between rails rides the receiver's at both ends.
     """
 
     nodes: int
@@ -80,6 +81,7 @@ class Cluster:
     speed: FloatArray = field(default=None, repr=False)  # type: ignore[arg-type]  # per rank: 1 = the ModelSpec's rate
     contention: Contention = Contention()
     name: str = ""
+    spine: bool = True  # joins the rails
     # From a TOML file, or a preset by name. Files are not a noun's business: `moeyard.formats` puts this here.
     load: ClassVar[Callable[[str], Cluster]]
 

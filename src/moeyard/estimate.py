@@ -55,7 +55,7 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
     if cluster is planned or _same_nics(cluster, planned):
         if isinstance(form, Lanes):
             return estimate_lanes(form, cluster)
-        if isinstance(form, Blocks) and not form.hashed:
+        if isinstance(form, Blocks) and not form.hashed and cluster.spine:
             return estimate_blocks(form, cluster)
         if isinstance(form, Beside):
             return estimate_beside(form, cluster)
@@ -106,6 +106,8 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     Infinite if it is plain early on that it will not stay below `limit`.
     """
     cluster = cluster or form.cluster
+    if not cluster.spine:  # which rail a block takes is then not its sender's alone
+        return estimate_listed(cluster, Schedule(cluster, form.traffic, form))
     straight = Straight(
         form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip

@@ -66,8 +66,10 @@ class Links:
         c = self.cluster
         node_M, to_node_M = src_M // c.ranks_per_node, dst_M // c.ranks_per_node
         inside = node_M == to_node_M
-        nic_M = node_M * c.nics_per_node + c.nic_G[src_M % c.ranks_per_node]
-        to_nic_M = to_node_M * c.nics_per_node + c.nic_G[dst_M % c.ranks_per_node]
+        rail_M, to_rail_M = c.nic_G[src_M % c.ranks_per_node], c.nic_G[dst_M % c.ranks_per_node]
+        if not c.spine:
+            rail_M, to_rail_M = self._common_rail(node_M, to_node_M, rail_M, to_rail_M)
+        nic_M, to_nic_M = node_M * c.nics_per_node + rail_M, to_node_M * c.nics_per_node + to_rail_M
         port_MH = np.full((len(src_M), 4), -1, np.int64)
         port_MH[:, 0] = np.where(inside, self.first[UP_OUT] + src_M, self.first[NIC_OUT] + nic_M)
         port_MH[:, 1] = np.where(inside, self.first[UP_IN] + dst_M, self.first[NIC_IN] + to_nic_M)
@@ -79,6 +81,17 @@ class Links:
             port_MH[:, 3] = np.where(far, self.first[WAN_IN] + to_dc_M, -1)
             latency = np.where(far, c.wan.latency, latency)
         return port_MH, latency
+
+    def _common_rail(
+        self, node_M: IntArray, to_node_M: IntArray, rail_M: IntArray, to_rail_M: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """As the runtime's channels choose it: the receiver's rail; the sender's, then any other, where one is dead at an end."""
+        both_MR = (self.cluster.rails[node_M] > 0) & (self.cluster.rails[to_node_M] > 0)
+        at = np.arange(len(node_M))
+        chosen = np.where(both_MR[at, rail_M], rail_M, both_MR.argmax(axis=1))
+        chosen = np.where(both_MR[at, to_rail_M], to_rail_M, chosen)
+        live = both_MR.any(axis=1)
+        return np.where(live, chosen, rail_M), np.where(live, chosen, to_rail_M)
 
     def paths(self, src_M: IntArray, dst_M: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
         """CSR of the links each message crosses, in order, and its latency: (path_ptr, path, latency)."""

@@ -75,6 +75,7 @@ class ClusterFile(Table):
     rails: list[Any] | None = None  # every factor as [node][rail], or the exceptions
     speed: list[Any] | None = None
     contention: _Contention = _Contention()
+    spine: bool = True
     compute: _Compute | None = None  # what ranks of a lab emulate; plans do not read it
 
     def build(self, place: str) -> Cluster:
@@ -90,6 +91,7 @@ class ClusterFile(Table):
                 wan=_port("wan", self.wan) if self.wan else None,
                 contention=Contention(self.contention.loss, self.contention.knee, self.contention.ceiling),
                 name=self.name,
+                spine=self.spine,
             )
             return plain.but(
                 rails=_factors(place, "rails", self.rails, _RailFactor, plain.rails, ("node", "rail")),
@@ -193,6 +195,8 @@ def cluster_data(cluster: Cluster) -> dict[str, Any]:
     data |= {"nodes": int(cluster.nodes), "ranks_per_node": int(cluster.ranks_per_node)}
     if cluster.nics_per_node != cluster.ranks_per_node:
         data["nics_per_node"] = int(cluster.nics_per_node)
+    if not cluster.spine:
+        data["spine"] = False
     if cluster.datacenters != 1:
         data["datacenters"] = int(cluster.datacenters)
     for key, factors, axes in (
@@ -235,4 +239,4 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return repr(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -92,8 +92,12 @@ class Pairs:
             self.rows_NN, self.by_origin, self.by_target, self.capacity_NN, self.traffic.row_bytes / cluster.scale_out.bandwidth,
             cluster.scale_out.latency, cluster.contention.law,
         )  # fmt: skip
-        if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node:
-            bounds = (*bounds[:5], 0.0, bounds[6])  # ranks share nics, or others stand in for dead ones
+        if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node or not cluster.spine:
+            bounds = (
+                *bounds[:5],
+                0.0,
+                bounds[6],
+            )  # ranks share nics, or others stand in for dead or busy ones
         return seconds, Looks(*bounds)
 
     @property

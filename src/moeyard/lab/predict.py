@@ -1,4 +1,4 @@
-"""What a lab should take: the plan simulated on a cluster, cross-rail messages on the rail that really carries them."""
+"""What a lab should take: the plan simulated on a cluster without a spine; of gloo's own all-to-all, messages on the rails it chooses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from moeyard.traffic import Traffic
 
 
 def predict(cluster: Cluster, plan: Schedule) -> float:
-    """Seconds of a planned exchange on rails without a spine: a message between different rails takes the receiver's, at
-    both ends; the sender's, or any other, where that one is dead."""
-    links = Links(cluster)
-    messages = plan.messages()
-    operations = message_operations(links, plan, messages)
-    src, dst = (np.ascontiguousarray(messages[end]) for end in ("src", "dst"))
-    return _seconds(links, _on_rails(links, operations, src, dst, _receivers_rail(cluster, src, dst)))
+    """Seconds of a planned exchange on rails without a spine."""
+    links = Links(cluster.but(spine=False))
+    return _seconds(links, message_operations(links, plan))
 
 
 def predict_gloo(cluster: Cluster, traffic: Traffic) -> float:
@@ -45,17 +41,6 @@ def _seconds(links: Links, operations: Operations) -> float:
         operations, links.capacity_L, contended_L=links.contended_L, contention=links.cluster.contention
     )
     return float(course.end.max(initial=0.0))
-
-
-def _receivers_rail(cluster: Cluster, src: IntArray, dst: IntArray) -> IntArray:
-    """As the runtime's channels choose it."""
-    rails = cluster.rails > 0
-    chosen = np.empty(len(src), np.int64)
-    for m, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
-        (k, i), (f, j) = cluster.nic(a), cluster.nic(b)
-        order = (j, i, *range(cluster.nics_per_node))
-        chosen[m] = next((r for r in order if rails[k, r] and rails[f, r]), j)
-    return chosen
 
 
 def _on_rails(

@@ -46,9 +46,11 @@ class LabSpec:
         if isinstance(source, LabSpec):
             return source
         if isinstance(source, Cluster):
-            return LabSpec(source)
+            return LabSpec(source.but(spine=False))
         file = parse_cluster_file(source)
-        return LabSpec(file.build(source), file.compute.rows_per_second if file.compute else None)
+        return LabSpec(
+            file.build(source).but(spine=False), file.compute.rows_per_second if file.compute else None
+        )
 
     def to_json(self) -> str:
         return json.dumps(self._data(self.cluster))
