@@ -7,7 +7,8 @@ sum, all gradients. A share is the matmuls' floating-point operations over the m
 matmul reached in the same process, cool before the rounds or in turn with the blocks (hot GPUs clock down: a share of the matmul
 that takes turns would be higher). Each shape runs in a process of its own. Choices are balanced (each expert equally likely) or
 Zipf (likelihood 1 / rank), always distinct. Peak memory is all that is allocated, weights and inputs included, gradients unset before; "beyond" leaves the weights and their
-gradients out. Host time is until the last launch, while the device is kept busy. Exit status 2 without a GPU.
+gradients out; "least" is what any block holds that saves the gate/up product and makes whole gradients. Host time is until the last
+launch, while the device is kept busy; that of a layer is read several times. Exit status 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SHAPES = {  # tokens, hidden, inner, experts, top-k
 GOALS = {"olmoe": 0.62, "qwen3-30b": 0.56, "mixtral": 0.75, "dsv3-local": 0.72}
 TINY = (64, 256, 128, 8, 2)
 CEILING = 8192
+READINGS = 7  # of a layer's host time
 
 
 def stacks_of(shape):
@@ -39,17 +41,39 @@ def stacks_of(shape):
     return 2 * 2 * 3 * experts * hidden * inner
 
 
-def least_of(shape):
-    """Bytes that a block holds at its highest if it saves the gate/up product and makes whole gradients: beside weights, tokens, result
-    and the gradients of both, in the better of two orders. The gradient of `down` first: the gradient of `gate_up` is made from the
-    product's, beside both. Or last: from the inner rows, which lie beside the product until then. No row is gathered."""
+def least(shape, given):
+    """Bytes at the highest of what any block must hold that saves the gate/up product and makes whole gradients, beside what it is given:
+    allocated for that, in the better of two orders. The gradient of `down` first: that of `gate_up` is made from the product's, beside
+    both. Or last: from the inner rows, which lie beside the product until then. No row is gathered."""
+    import torch
+
     tokens, hidden, inner, _, top_k = shape
-    stacks, rows = stacks_of(shape), tokens * top_k
-    always = stacks // 2 + 4 * 2 * tokens * hidden
-    product, half, gate_up = 4 * rows * inner, 2 * rows * inner, stacks // 3
-    first = always + stacks // 2 + product
-    last = always + max(gate_up + product + half, stacks // 2 + half)
-    return min(first, last)
+    found = []
+
+    def new(*size):
+        return torch.empty(size, device="cuda", dtype=torch.bfloat16)
+
+    for down_first in (True, False):
+        torch.cuda.reset_peak_memory_stats()
+        held = [
+            new(tokens, hidden),
+            new(tokens, hidden),
+            new(tokens, top_k),
+        ]  # result, gradients of tokens and weights
+        product, rows = new(tokens * top_k, 2 * inner), new(tokens * top_k, inner)
+        if down_first:
+            held.append(torch.empty_like(given.down))
+            del rows
+            held.append(torch.empty_like(given.gate_up))
+            del product
+        else:
+            held.append(torch.empty_like(given.gate_up))
+            del product
+            held.append(torch.empty_like(given.down))
+            del rows
+        found.append(torch.cuda.max_memory_allocated())
+        del held
+    return min(found)
 
 
 def layer(shape, zipf, seed=0):
@@ -110,9 +134,14 @@ def theirs(given, index):
     return grouped_mm_experts_forward(module, given.x, index, given.weights)
 
 
-def step(block, given, index, d_y):
+def unset(given):
+    """Gradients."""
     for leaf in vars(given).values():
         leaf.grad = None
+
+
+def step(block, given, index, d_y):
+    unset(given)
     block(given, index).backward(d_y)
 
 
@@ -122,8 +151,7 @@ def peak(block, *layer):
 
     for _ in range(2):
         step(block, *layer)
-        for leaf in vars(layer[0]).values():
-            leaf.grad = None
+        unset(layer[0])
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     step(block, *layer)
@@ -163,6 +191,8 @@ def measure(name, rounds, hf):
         made = layer(shape, zipf)
         blocks = {"": ours} | ({"hf_": theirs} if hf else {})
         peaks = {who: peak(block, *made) for who, block in blocks.items()}
+        unset(made[0])
+        peaks["least_"] = least(shape, made[0])
         square = [torch.randn(CEILING, CEILING, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         calls = {"ceiling": partial(torch.mm, *square)}
         calls |= {who: partial(step, block, *made) for who, block in blocks.items()}
@@ -174,7 +204,7 @@ def measure(name, rounds, hf):
             took = statistics.median(found[who])
             row |= {f"{who}share": work / took / ceiling, f"{who}ms": took * 1e3}
             row |= {f"{who}peak": peaks[who] / 1e9, f"{who}beyond": (peaks[who] - stacks) / 1e9}
-        yield row
+        yield row | {"least": peaks["least_"] / 1e9}
         del made, square, calls
         torch.cuda.empty_cache()
 
@@ -202,8 +232,7 @@ def host(hf, times=30, depth=8):
             y = block(SimpleNamespace(x=y, weights=weights, gate_up=given.gate_up, down=given.down), index)
         y.backward(d_y)
         for given in layers[:depth]:
-            for leaf in vars(given).values():
-                leaf.grad = None
+            unset(given)
 
     row = {"shape": "tiny"}
     for who, block in {"": ours, **({"hf_": theirs} if hf else {})}.items():
@@ -228,7 +257,7 @@ def host(hf, times=30, depth=8):
 
 
 def whole_layer(d_y, times, depth):
-    """The same of `MoELayer` on a yard of one rank: dispatch, plan and combine too, and the one wait for the counts."""
+    """The same of `MoELayer` on a yard of one rank, with its own router, in several readings, each a median."""
     import torch
     import torch.distributed as dist
 
@@ -243,21 +272,26 @@ def whole_layer(d_y, times, depth):
             yr.MoELayer(hidden, inner, experts, top_k, yard, dtype=torch.bfloat16) for _ in range(depth)
         ]
         x = torch.randn_like(d_y)
-        for name, deep in (("layer_alone_ms", 1), ("layer_ms", depth)):
-            found = []
-            for turn in range(times + 5):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                y = x
-                for one in layers[:deep]:
-                    y = one(y)
-                y.backward(d_y)
-                took = time.perf_counter() - start
-                for one in layers[:deep]:
-                    one.zero_grad()
-                if turn >= 5:
-                    found.append(took / deep * 1e3)
-            row |= {name: statistics.median(found), name.replace("_ms", "_best_ms"): min(found)}
+
+        def took(deep):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            y = x
+            for one in layers[:deep]:
+                y = one(y)
+            y.backward(d_y)
+            seconds = time.perf_counter() - start
+            for one in layers[:deep]:
+                one.zero_grad()
+            return seconds / deep * 1e3
+
+        for name, deep in (("layer_alone", 1), ("layer", depth)):
+            for _ in range(5):
+                took(deep)
+            readings = [[took(deep) for _ in range(times)] for _ in range(READINGS)]
+            medians = [statistics.median(one) for one in readings]
+            row |= {f"{name}_ms": statistics.median(medians), f"{name}_best_ms": min(map(min, readings))}
+            row[f"{name}_readings_ms"] = medians
     dist.destroy_process_group()
     return row
 
@@ -305,16 +339,19 @@ def rows_of(case, options):
 
 def table(row):
     if "share" not in row:
-        return "  ".join(
-            f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in row.items()
-        )
+        return "  ".join(f"{key} {_said(value)}" for key, value in row.items())
     goal = f" (goal {GOALS[row['shape']]:.2f})" if row["shape"] in GOALS else ""
     text = f"{row['shape']:<11}{row['choices']:<9} share {row['share']:.3f}{goal}"
-    text += f"  {row['ms']:.2f} ms  {row['peak']:.2f} GB, {row['beyond']:.2f} beyond weights and gradients"
+    text += f"  {row['ms']:.2f} ms  {row['peak']:.2f} GB, {row['beyond']:.2f} beyond weights and gradients, least {row['least']:.2f}"
     if "hf_share" in row:
         text += f"   hf {row['hf_share']:.3f}  {row['hf_peak']:.2f} GB, {row['hf_beyond']:.2f} beyond"
     return f"{text}   ceiling {row['ceiling']:.0f}, taking turns {row['ceiling_median']:.0f} TF/s"
+
+
+def _said(value):
+    if isinstance(value, list):
+        return " ".join(map(_said, value))
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def main():

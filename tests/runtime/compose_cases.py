@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 
+import numpy as np
 import oracle
 import oracle_cases
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import moeyard as my
 import moeyard.runtime as yr
 
 EXPERTS, TOP_K, LAYERS = 10, 2, 2
@@ -30,7 +32,17 @@ SAVED = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]  # the rest is
 
 
 def prepare():
-    oracle_cases.prepare()
+    """What the ranks plan with, and what torch.compile loads at its first call: seconds, paid once before the fork."""
+    import torch._dynamo.backends.debugging
+    import torch._functorch.aot_autograd  # noqa: F401
+
+    for cluster in (cluster_of(1, 2), cluster_of(2, 2)):
+        ranks = cluster.num_ranks
+        demand = my.Demand(np.random.default_rng(0).integers(0, 9, (ranks, EXPERTS)))
+        placed = my.place(cluster, demand, REPLICAS["planner"], REPLICAS["slots"])
+        traffic = my.assign(cluster, demand, placed, REPLICAS["policy"]).traffic(64)
+        made = my.schedule(cluster, traffic, REPLICAS["scheduler"])
+        my.lower(made, 1), my.lower(made.reversed(), 1)
 
 
 def everything(rank, world, cases, folder):

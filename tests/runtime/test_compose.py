@@ -8,7 +8,7 @@ import pytest
 from harness import launch
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.runtime, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 
 CASES = {
     "compiled": "torch.compile with one graph break a layer",
@@ -26,7 +26,7 @@ LAYERS = 2
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return launch(
-        "compose_cases:everything", 4, 150, cases=list(CASES), folder=str(tmp_path_factory.mktemp("compose"))
+        "compose_cases:everything", 4, 300, cases=list(CASES), folder=str(tmp_path_factory.mktemp("compose"))
     )
 
 

@@ -13,6 +13,8 @@ import pytest
 import moeyard as my
 
 torch = pytest.importorskip("torch")
+from bench.gpu_launches import held_rows  # noqa: E402
+
 from moeyard.runtime.agree.plans import Steps  # noqa: E402
 from moeyard.runtime.transport.launches import LANES, SPACES, lanes_of, launches_of  # noqa: E402
 from moeyard.runtime.transport.moving import Memories, Mover  # noqa: E402
@@ -143,6 +145,23 @@ def uneven(seed, evenness):
 
 # Of the payload. What is passed on in one stage lies there together, and ecmp has one for all of it.
 MOST = {"direct": 0.0, "rails": 0.5, "fast": 0.5, "shunt": 0.6, "ecmp": 1.6}
+
+
+@pytest.mark.parametrize("name", ["fast", "ecmp"])
+def test_where_memory_is_above_half_no_rank_could_do_with_less(name):
+    """On two nodes: rows that a stage receives to pass on lie beside those that it sends, which came before."""
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.multinomial(2048, share) for share in rng.dirichlet(np.full(8, 3.0), 8)])
+    made, above = my.schedule(cluster_of(2, 4), my.Traffic(rows, 4096), name), 0
+    for schedule in (made, made.reversed()):
+        for program, found in found_on(schedule, range(8)):
+            must, half = (
+                held_rows(in_transfers(program, schedule)),
+                max(program.input_rows, program.output_rows) // 2,
+            )
+            assert must <= found.scratch_rows <= max(half, must)
+            above += must > half
+    assert above > 0
 
 
 @pytest.mark.parametrize("name", MOST)

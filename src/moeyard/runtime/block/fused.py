@@ -17,7 +17,7 @@ import torch
 
 from moeyard.errors import InvalidModel
 from moeyard.runtime.block.matmul import outer, times
-from moeyard.runtime.block.routing import Activation, Parts, Routing, Scale
+from moeyard.runtime.block.routing import Activation, Few, Parts, Routing, Scale
 
 Again = Callable[[], Sequence[torch.Tensor]]  # gate_up and down, in the backward pass
 _BIAS_ROWS = (
@@ -106,21 +106,34 @@ def backward_down(
     return Halfway(back.product, back.inner if needs[0] and later else None, d_scale, d_down, d_bias)
 
 
-def down_gradient(inner: torch.Tensor, d_out: torch.Tensor, ends: torch.Tensor, form: Form) -> torch.Tensor:
-    pair = (inner, d_out) if form.transposed else (d_out, inner)
-    return outer(*pair, ends, form.counts)
+def down_gradient(
+    inner: torch.Tensor, d_out: torch.Tensor, where: torch.Tensor | Routing, form: Form
+) -> torch.Tensor:
+    """where: the ends of the experts' rows, or a routing where d_out has a row for each token."""
+    return _gradient(inner, d_out, where, form, form.transposed)
 
 
 def backward_gate_up(
-    d_product: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor, form: Form
+    d_product: torch.Tensor, rows: torch.Tensor, where: torch.Tensor | Routing, form: Form
 ) -> torch.Tensor:
-    pair = (rows, d_product) if form.transposed else (d_product, rows)
-    return outer(*pair, ends, form.counts)
+    """where: as in `down_gradient`, of the rows that the product was made from."""
+    return _gradient(d_product, rows, where, form, not form.transposed)
+
+
+def _gradient(
+    inside: torch.Tensor, outside: torch.Tensor, where: torch.Tensor | Routing, form: Form, first: bool
+) -> torch.Tensor:
+    """Of a stack; first: what was computed inside comes first."""
+    pair = (inside, outside) if first else (outside, inside)
+    if isinstance(where, Routing):
+        return form.parts.outer(*pair, where, form.counts, gathered=(not first, first))
+    return outer(*pair, where, form.counts)
 
 
 def heavy_stacks(rows: int, down: torch.Tensor, width: int) -> bool:
     """Whether stacks and their gradients outweigh what is computed of the rows: fewer rows an expert than a row is wide. Then the gradient
-    of `down` comes last: until then the inner rows take less than it does, and the product is gone. Rows are gathered once more."""
+    of `down` comes last: until then the inner rows take less than it does, and the product is gone. It gathers its rows while it is made,
+    a third slower than torch's matmul: beside all other gradients there is no room for gathered rows."""
     if len(down) * width <= rows:
         return False
     inner = down.numel() // (len(down) * width)
@@ -164,6 +177,42 @@ def plain_precision(x: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
+def few_rows(x: torch.Tensor, routing: Routing, stacks: Stacks, form: Form) -> Few | None:
+    """Matmuls that gather their rows, where they take this: SwiGLU without biases, few rows an expert."""
+    if form.activation is not None or stacks.gate_up_bias is not None or stacks.down_bias is not None:
+        return None
+    return form.parts.few(x, len(routing.pair), len(routing.ends))
+
+
+def backward_few(
+    few: Few,
+    d_y: torch.Tensor,
+    saved: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor],
+    routing: Routing,
+    stacks: Stacks,
+    form: Form,
+    needs: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of x, weights, gate_up and down, as far as they are needed."""
+    (x, weights, product), over = saved, not _graph_is_kept()
+    scale = None if weights is None else Scale(weights, routing.pair)
+    d_inner = few.times(d_y, routing, _back(stacks.down, form), gathered=True)
+    back = form.parts.activate_back(product, d_inner, None, scale, routing.ends, over=over)
+    if over:
+        torch.autograd.graph.increment_version(product)
+    d_x = d_weights = d_gate_up = d_down = None
+    if needs[3]:
+        d_down = down_gradient(back.inner, d_y, routing, form)
+    if needs[0]:
+        d_rows = few.times(back.product, routing, _back(stacks.gate_up, form), gathered=False)
+        d_x = form.parts.gather_sum(d_rows, routing, None)
+    if needs[2]:
+        d_gate_up = backward_gate_up(back.product, x, routing, form)
+    if needs[1] and weights is not None and back.scale is not None:
+        d_weights = back.scale.to(weights.dtype)
+    return d_x, d_weights, d_gate_up, d_down
+
+
 class RoutedExperts(torch.autograd.Function):
     """x[T, D] through the chosen experts, summed with weights[T, K]."""
 
@@ -181,11 +230,15 @@ class RoutedExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         with plain_precision(x):
             parts, stacks = form.parts, Stacks(gate_up, down, gate_up_bias, down_bias)
-            routing = parts.route(index, gate_up.shape[0])
-            if form.refuse is not None:  # every choice has a row of an expert
-                torch._assert_async(routing.ends[-1] == index.numel(), form.refuse)
-            product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
-            y = parts.gather_sum(rest(), routing, weights)
+            routing = parts.route(index, gate_up.shape[0], form.refuse)
+            few = few_rows(x, routing, stacks, form)
+            if few is None:
+                product, rest = forward_rows(parts.spread(x, routing), routing.ends, stacks, form)
+                out = rest()
+            else:
+                product, inner = few.gate_up(x, routing, _forth(gate_up, form))
+                out = few.times(inner, routing, _forth(down, form), gathered=False)
+            y = parts.gather_sum(out, routing, weights)
         saved = stacks if form.again is None else stacks._replace(gate_up=None, down=None)  # type: ignore[arg-type]
         ctx.save_for_backward(x, weights, product, *routing, *saved)
         ctx.form = form
@@ -200,6 +253,11 @@ class RoutedExperts(torch.autograd.Function):
         stacks, routing = _stacks(saved, form), Routing(row, pair, ends)
         needs = ctx.needs_input_grad
         d_x = d_gate_up = d_gate_up_bias = None
+        few = few_rows(x, routing, stacks, form)
+        if few is not None:
+            with plain_precision(x):
+                found = backward_few(few, d_y, (x, weights, product), routing, stacks, form, needs)
+            return *found, None, None, None, None
         with plain_precision(x):
             parts = form.parts
             d_out = parts.spread(d_y, routing)
@@ -221,7 +279,7 @@ class RoutedExperts(torch.autograd.Function):
                 d_gate_up_bias = bias_gradient(ones, d_product, ends, form.counts)
             del d_product
             if inner is not None:
-                d_down = down_gradient(inner, parts.spread(d_y, routing), ends, form)
+                d_down = down_gradient(inner, d_y, routing, form)
         d_weights = d_scale if d_scale is None or not needs[1] else d_scale.to(weights.dtype)
         return d_x, d_weights, d_gate_up, d_down, d_gate_up_bias, d_down_bias, None, None
 

@@ -13,7 +13,7 @@ _MOST = 1024  # groups that torch's CUDA kernel takes, less one
 
 
 @cache
-def _grouped_on(device: torch.device) -> bool:
+def grouped_on(device: torch.device) -> bool:
     """On CUDA torch's kernel is for Hopper and datacenter Blackwell; elsewhere it is a loop that waits for the device."""
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
@@ -34,7 +34,7 @@ def _fits(dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> b
         return False
     if device.type != "cuda":
         return True
-    return dtype == torch.bfloat16 and shape[0] < _MOST and _grouped_on(device)
+    return dtype == torch.bfloat16 and shape[0] < _MOST and grouped_on(device)
 
 
 def times(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from moeyard.errors import InvalidModel
-from moeyard.runtime.block.routing import Activation, Back, Routing, Scale
+from moeyard.runtime.block.matmul import outer
+from moeyard.runtime.block.routing import Activation, Back, Few, Routing, Scale
 
 CHUNK = 1 << 15  # rows at a time: wide temporaries stay small beside the rows themselves
 
@@ -30,7 +33,7 @@ def expert_of_rows(num_rows: int, ends: torch.Tensor) -> torch.Tensor:
 class PlainParts:
     """As `Parts` says."""
 
-    def route(self, index_TK: torch.Tensor, num_experts: int) -> Routing:
+    def route(self, index_TK: torch.Tensor, num_experts: int, refuse: str | None = None) -> Routing:
         chosen = index_TK.reshape(-1)
         chosen = torch.where((chosen < 0) | (chosen >= num_experts), num_experts, chosen)
         sorted_, order = torch.sort(chosen, stable=True)
@@ -38,11 +41,31 @@ class PlainParts:
         row[order] = torch.arange(len(order), device=order.device, dtype=torch.int32)
         experts = torch.arange(num_experts, device=order.device, dtype=chosen.dtype)
         ends = torch.searchsorted(sorted_, experts, right=True, out_int32=True)
+        if refuse is not None:  # every choice has a row of an expert
+            torch._assert_async(ends[-1] == index_TK.numel(), refuse)
         return Routing(row.view(index_TK.shape), order.to(torch.int32), ends)
+
+    def few(self, x_TD: torch.Tensor, rows: int, num_experts: int) -> Few | None:
+        return None
 
     def spread(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
         top_k = routing.row.shape[1]
         return x_TD.index_select(0, routing.pair // top_k if top_k else routing.pair)
+
+    def outer(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        routing: Routing,
+        counts: Sequence[int] | None,
+        *,
+        gathered: tuple[bool, bool],
+    ) -> torch.Tensor:
+        if gathered[0]:
+            left = self.spread(left, routing)
+        if gathered[1]:
+            right = self.spread(right, routing)
+        return outer(left, right, routing.ends, counts)
 
     def gather_sum(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,13 +37,48 @@ class Back(NamedTuple):
     scale: torch.Tensor | None  # gradient of the scale's weights
 
 
+class Few(Protocol):
+    """Matmuls that gather their rows while loading. matrix: [E, in, out], in whatever strides."""
+
+    def gate_up(
+        self, x: torch.Tensor, routing: Routing, matrix: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(gate/up product, inner rows by SwiGLU) of every row."""
+        ...
+
+    def times(
+        self, x: torch.Tensor, routing: Routing, matrix: torch.Tensor, *, gathered: bool
+    ) -> torch.Tensor:
+        """Every row times its expert's matrix; gathered: x has a row for each token instead."""
+        ...
+
+
 class Parts(Protocol):
     """What lies around the grouped matmuls. Plain torch has all of it; Triton does it in one kernel each."""
 
-    def route(self, index_TK: torch.Tensor, num_experts: int) -> Routing: ...
+    def route(self, index_TK: torch.Tensor, num_experts: int, refuse: str | None = None) -> Routing:
+        """refuse: what the device says if a choice is none."""
+        ...
+
+    def few(self, x_TD: torch.Tensor, rows: int, num_experts: int) -> Few | None:
+        """Matmuls for so few rows an expert, if there are any."""
+        ...
 
     def spread(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
         """A copy of its token for every row."""
+        ...
+
+    def outer(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        routing: Routing,
+        counts: Sequence[int] | None,
+        *,
+        gathered: tuple[bool, bool],
+    ) -> torch.Tensor:
+        """[E, left's width, right's width]: sums over an expert's rows; gathered: that side has a row for each token. In little memory
+        rather than little time."""
         ...
 
     def gather_sum(

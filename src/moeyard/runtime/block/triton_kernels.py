@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeyard.runtime.block.launch import kernel
+
 
 @triton.jit
 def _chosen(index, at, pairs, experts):
@@ -20,9 +22,10 @@ def _chosen(index, at, pairs, experts):
     return tl.where(at < pairs, chosen, experts + 1)
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@kernel("pairs")
 def sort_few(index, row, pair, ends, pairs, experts, BLOCK: tl.constexpr, BINS: tl.constexpr):
-    """A stable sort in one launch, each pair against all: for so few that launches cost more than comparisons."""
+    """A stable sort in one launch, each pair against all: for so few that launches cost more than comparisons. After the ends of all
+    experts: whether every choice is one."""
     lane = tl.arange(0, BLOCK)
     at = tl.program_id(0) * BLOCK + lane
     chosen = _chosen(index, at, pairs, experts)
@@ -38,9 +41,11 @@ def sort_few(index, row, pair, ends, pairs, experts, BLOCK: tl.constexpr, BINS: 
     if tl.program_id(0) == 0:
         bins = tl.arange(0, BINS)
         tl.store(ends + bins, tl.cumsum(tally, axis=0), mask=bins < experts)
+        outside = tl.sum(tl.where(bins == experts, tally, 0), axis=0)
+        tl.store(ends + experts, (outside == 0).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@kernel("pairs", "blocks")
 def count(index, counts, pairs, experts, blocks, BLOCK: tl.constexpr, BINS: tl.constexpr):
     """counts[expert, block]: how many pairs of this block chose each expert; the row after the last is no choice."""
     block = tl.program_id(0)
@@ -50,9 +55,10 @@ def count(index, counts, pairs, experts, blocks, BLOCK: tl.constexpr, BINS: tl.c
     tl.store(counts + bins * blocks + block, found, mask=bins <= experts)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@kernel("pairs", "blocks")
 def number(index, stops, row, pair, ends, pairs, experts, blocks, BLOCK: tl.constexpr, BINS: tl.constexpr):
-    """A stable counting sort's second half. stops[expert, block]: where the block's rows for the expert end."""
+    """A stable counting sort's second half. stops[expert, block]: where the block's rows for the expert end. After the ends of all
+    experts: whether every choice is one."""
     block = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     at = block * BLOCK + lane
@@ -67,9 +73,11 @@ def number(index, stops, row, pair, ends, pairs, experts, blocks, BLOCK: tl.cons
         bins = tl.arange(0, BINS)
         last = tl.load(stops + (bins + 1) * blocks - 1, mask=bins < experts)
         tl.store(ends + bins, last, mask=bins < experts)
+        total = tl.load(stops + experts * blocks - 1)
+        tl.store(ends + experts, (total == pairs).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def spread(x, row, rows, count, width, top_k, TOP: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """rows[row[token, k]] = x[token]: a token is read once and written for all its choices that have one of the `count` rows."""
     token = tl.program_id(0).to(tl.int64)
@@ -89,7 +97,7 @@ def spread(x, row, rows, count, width, top_k, TOP: tl.constexpr, BLOCK: tl.const
     )
 
 
-@triton.jit
+@kernel()
 def gather_sum(
     rows,
     row,
@@ -126,7 +134,7 @@ def gather_sum(
         tl.store(to, result.to(sums.dtype.element_ty), mask=column < width)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def swiglu(product, inner, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """inner = silu(gate) * up, in float32; product rows are gate, then up, each `width` long."""
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -138,7 +146,7 @@ def swiglu(product, inner, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
     tl.store(inner + at * width + column, value.to(inner.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def swiglu_back(
     product,
     d_inner,
@@ -185,7 +193,7 @@ def swiglu_back(
         tl.store(d_weights + place, tl.where(at < total, tl.sum(dots, axis=1), 0.0), mask=at < count)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def add_bias(rows, bias, expert, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """rows[i] += bias[expert[i]]."""
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -199,7 +207,7 @@ def add_bias(rows, bias, expert, count, width, ROWS: tl.constexpr, BLOCK: tl.con
     tl.store(to, value.to(rows.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def bias_dot(rows, bias, expert, dots, ends, experts, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """dots[i] = <rows[i], bias[expert[i]]>; zero past the last row."""
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -214,7 +222,7 @@ def bias_dot(rows, bias, expert, dots, ends, experts, count, width, ROWS: tl.con
     tl.store(dots + at, tl.where(at < total, tl.sum(sums, axis=1), 0.0), mask=at < count)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def clear_tail(rows, ends, experts, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """rows[ends[-1]:] = 0. Programs above the tail leave at once."""
     total = tl.load(ends + experts - 1)

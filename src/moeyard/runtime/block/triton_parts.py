@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
+from moeyard.runtime.block import few
 from moeyard.runtime.block import triton_kernels as kernels
+from moeyard.runtime.block.few import power
 from moeyard.runtime.block.plain import PlainParts, expert_of_rows
-from moeyard.runtime.block.routing import Activation, Back, Routing, Scale
+from moeyard.runtime.block.routing import Activation, Back, Few, Routing, Scale
 
 _PAIRS = 128  # pairs sorted by one program; their comparison is a square of this side
 _FEW = 2048  # up to so many pairs are sorted in one launch
@@ -19,16 +22,11 @@ def _steps(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def _power(size: int) -> int:
-    """The power of two that covers it. Triton's own of these two are made for kernels, and take microseconds each."""
-    return 1 << max(0, size - 1).bit_length()
-
-
 @cache
 def _block(width: int, most: int) -> int:
     """The largest power of two that divides the width, or, if that is small, one that covers it with a mask."""
     block = min(width & -width, most)
-    return block if block >= 256 else min(most, _power(width))
+    return block if block >= 256 else min(most, power(width))
 
 
 @cache
@@ -41,33 +39,40 @@ def _tile(width: int) -> tuple[int, int]:
 class TritonParts(PlainParts):
     """As `Parts` says; an activation other than SwiGLU stays plain torch."""
 
-    def route(self, index_TK: torch.Tensor, num_experts: int) -> Routing:
+    def route(self, index_TK: torch.Tensor, num_experts: int, refuse: str | None = None) -> Routing:
         index = index_TK.contiguous()
-        pairs, device = index.numel(), index.device
+        pairs = index.numel()
         blocks = -(-pairs // _PAIRS)
-        bins = _power(num_experts + 2)
-        row = torch.empty(index.shape, dtype=torch.int32, device=device)
-        pair = torch.empty(pairs, dtype=torch.int32, device=device)
-        ends = torch.empty(num_experts, dtype=torch.int32, device=device)
+        bins = power(num_experts + 2)
+        row = index.new_empty(index.shape, dtype=torch.int32)
+        pair = index.new_empty(pairs, dtype=torch.int32)
+        told = index.new_empty(num_experts + 1, dtype=torch.int32)
+        ends = told[:num_experts]
         if pairs == 0:
             return Routing(row, pair, ends.zero_())
         if pairs <= _FEW:
-            kernels.sort_few[(blocks,)](index, row, pair, ends, pairs, num_experts, _PAIRS, bins)
-            return Routing(row, pair, ends)
-        counts = torch.empty((num_experts + 1) * blocks, dtype=torch.int32, device=device)
-        sizes = (pairs, num_experts, blocks, _PAIRS, bins)
-        kernels.count[(blocks,)](index, counts, *sizes)
-        stops = torch.cumsum(counts, 0, dtype=torch.int32)
-        kernels.number[(blocks,)](index, stops, row, pair, ends, *sizes)
+            kernels.sort_few.launch((blocks,), index, row, pair, told, pairs, num_experts, _PAIRS, bins)
+        else:
+            counts = index.new_empty((num_experts + 1) * blocks, dtype=torch.int32)
+            sizes = (pairs, num_experts, blocks, _PAIRS, bins)
+            kernels.count.launch((blocks,), index, counts, *sizes)
+            stops = torch.cumsum(counts, 0, dtype=torch.int32)
+            kernels.number.launch((blocks,), index, stops, row, pair, told, *sizes)
+        if refuse is not None:
+            torch._assert_async(told[num_experts:], refuse)
         return Routing(row, pair, ends)
+
+    def few(self, x_TD: torch.Tensor, rows: int, num_experts: int) -> Few | None:
+        return few if few.suits(x_TD, rows, num_experts) else None
 
     def spread(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
         (tokens, top_k), width = routing.row.shape, x_TD.shape[1]
         rows = x_TD.new_empty((len(routing.pair), width))
         if rows.numel():
-            top = _power(top_k)
+            top = power(top_k)
             block = _block(width, max(256, min(2048, 32768 // top)))  # a program holds top * block elements
-            kernels.spread[(tokens, _steps(width, block))](
+            kernels.spread.launch(
+                (tokens, _steps(width, block)),
                 x_TD.contiguous(),
                 routing.row,
                 rows,
@@ -80,6 +85,19 @@ class TritonParts(PlainParts):
                 num_warps=max(1, min(8, block // 256)),
             )
         return rows
+
+    def outer(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        routing: Routing,
+        counts: Sequence[int] | None,
+        *,
+        gathered: tuple[bool, bool],
+    ) -> torch.Tensor:
+        if not few.takes(left, len(routing.pair)):
+            return super().outer(left, right, routing, counts, gathered=gathered)
+        return few.outer(left, right, routing, gathered=gathered)
 
     def gather_sum(
         self,
@@ -96,7 +114,8 @@ class TritonParts(PlainParts):
             return sums.zero_()
         block = _block(width, 2048)
         weights = routing.row if weights_TK is None else weights_TK.contiguous()
-        kernels.gather_sum[(tokens, _steps(width, block))](
+        kernels.gather_sum.launch(
+            (tokens, _steps(width, block)),
             rows,
             routing.row,
             weights,
@@ -119,8 +138,8 @@ class TritonParts(PlainParts):
         inner = product.new_empty((count, width))
         if inner.numel():
             high, block = _tile(width)
-            kernels.swiglu[(_steps(count, high), _steps(width, block))](
-                product, inner, count, width, high, block
+            kernels.swiglu.launch(
+                (_steps(count, high), _steps(width, block)), product, inner, count, width, high, block
             )
         return inner
 
@@ -145,7 +164,8 @@ class TritonParts(PlainParts):
             found = d_weights = torch.empty(weights.shape, dtype=torch.float32, device=ends.device)
         if d_inner.numel():
             high, block = _tile(width)
-            kernels.swiglu_back[(_steps(count, high),)](
+            kernels.swiglu_back.launch(
+                (_steps(count, high),),
                 product,
                 d_inner,
                 d_product,
@@ -170,8 +190,17 @@ class TritonParts(PlainParts):
         if rows.numel():
             high, block = _tile(rows.shape[1])
             expert = expert_of_rows(len(rows), ends)
-            kernels.bias_dot[(_steps(len(rows), high),)](
-                rows, bias.contiguous(), expert, dots, ends, len(ends), *rows.shape, high, block
+            kernels.bias_dot.launch(
+                (_steps(len(rows), high),),
+                rows,
+                bias.contiguous(),
+                expert,
+                dots,
+                ends,
+                len(ends),
+                *rows.shape,
+                high,
+                block,
             )
         return dots
 
@@ -183,4 +212,4 @@ class TritonParts(PlainParts):
         if rows.numel():
             (count, width), (high, block) = rows.shape, _tile(rows.shape[1])
             grid = (_steps(count, high), _steps(width, block))
-            kernel[grid](rows, *given, count, width, high, block)
+            kernel.launch(grid, rows, *given, count, width, high, block)

@@ -172,8 +172,9 @@ def record_text(
     ranks: int | None = None,
     sequences: int = 8,
     length: int = 256,
+    watch: Callable[[int, int], None] = lambda done, of: None,
 ) -> Trace:
-    """The routing of a text: one record per batch of `sequences` x `length` tokens, its rest left out.
+    """The routing of a text: one record per batch of `sequences` x `length` tokens, its rest left out. `watch`: told after each of them.
 
     `tokenizer`: a Hugging Face tokenizer, or any function from text to ids. On an expert-parallel model every rank calls this
     with the same text and runs its own share of each batch.
@@ -196,6 +197,7 @@ def record_text(
             for start in range(0, len(ids) - whole + 1, whole):
                 batch = ids[start : start + whole].reshape(sequences, length)
                 model(input_ids=batch[rank * sequences // size : (rank + 1) * sequences // size].to(device))
+                watch(start // whole + 1, len(ids) // whole)
             return recorder.trace()
     finally:
         model.train(was_training)
