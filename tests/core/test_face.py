@@ -1,8 +1,10 @@
 """The public names, each in a process that has imported nothing else: what is put on a noun must be there at its first use."""
 
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +32,11 @@ def test_the_face_loads_no_compiler(root):
 
 def test_the_package_travels_to_other_processes_by_name():
     assert pickle.loads(pickle.dumps(moeyard)) is moeyard
+
+
+def test_the_changelog_begins_with_this_version_or_what_is_not_released():
+    text = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+    named = re.findall(r"^## (\S+)", text, re.M)
+    assert next(one for one in named if one != "Unreleased") == moeyard.__version__
+    assert "Unreleased" not in named[1:]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", one) for one in named if one != "Unreleased")

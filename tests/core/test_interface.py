@@ -2,15 +2,17 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import typer
 from bench import commands
 
 import moeyard as my
-from moeyard.cli import show
-from moeyard.cli.app import COMMANDS
+from moeyard.cli import complete, show
+from moeyard.cli.app import COMMANDS, app
 from moeyard.lab.loads import STANDARD, fitting_mb, lab_traffic, standard
 
 
@@ -72,6 +74,33 @@ def test_columns_that_do_not_fit_are_left_out_and_named(monkeypatch):
     assert "9" * 8 in text
     assert "8" * 8 not in text
     assert "too narrow for: second" in text
+
+
+def test_a_table_that_cannot_be_narrower_is_broken_and_not_cut(monkeypatch):
+    """As the map of `moeyard reproduce hybridep`: columns that may not be left out."""
+    cells = [f"over the wan {n}.25 x, coded {n}.75 x" for n in range(4)]
+    monkeypatch.setattr(show, "console", narrow)
+    rows = show.table("wan, expert", *(f">{n} MB" for n in range(4)))
+    rows.add_row("10 Gbit/s, 0.36 MB", *cells)
+    out = narrow()
+    with out.capture() as seen:
+        out.print(rows)
+    text = seen.get()
+    assert max(map(len, text.splitlines())) <= 60
+    for word in " ".join(["10 Gbit/s, 0.36 MB", *cells]).split():
+        assert word in text
+
+
+def test_a_pipe_gets_tables_whole_and_names_as_they_are(capsys):
+    name = "[/b] a[b]c :100: " + 130 * "n"
+    rows = show.table("name", ">time", "?>more")
+    rows.add_row(name, "1.23 ms", "9")
+    show.console().print(rows)
+    show.console().print("[/i] [bold]x :smile:")
+    out = capsys.readouterr().out
+    assert name in out
+    assert "[/i] [bold]x :smile:" in out
+    assert any(line.rstrip().endswith("9") for line in out.splitlines())
 
 
 def test_a_mark_that_does_not_fit_is_left_out_without_a_word(monkeypatch):
@@ -139,6 +168,15 @@ def test_a_cluster_that_is_no_lab_is_refused(call):
     refused(call("train", "--lab", "h200-4x8"), "not a lab")
 
 
+def test_a_method_that_is_none_is_named_before_a_rank_starts(call, monkeypatch):
+    monkeypatch.setattr("moeyard.lab.bench.run", lambda *_, **__: pytest.fail("ranks were started"))
+    refused(
+        call("lab", "bench", "lab-2x2", "--method", "gloo", "--method", "rils"),
+        "'rils'",
+        "did you mean 'rails'",
+    )
+
+
 def test_a_rail_or_a_wan_port_is_named_in_full(call):
     for given, says in (
         (("break", "1"), "NODE RAIL wanted, got 1;"),
@@ -167,6 +205,48 @@ def test_train_without_a_lab_leaves_nothing(call, tmp_path, monkeypatch):
 
 def test_a_misspelt_trace_is_named(call):
     refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("advise", "h200-2x8", "mixtral-8"), "--out"),
+        (("compare", "a", "b"), "--out"),
+        (("reproduce", "rails"), "--page"),
+        (("record", "model", "text"), "--out"),
+        (("lab", "bench", "lab-2x2"), "--out"),
+        (("lab", "bench", "lab-2x2"), "--report"),
+        (("lab", "calibrate", "lab-2x2"), "--out"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(call, tmp_path, command, option):
+    refused(call(*command, option, tmp_path / "none" / "x"), option, "there is no folder", "none; make it")
+    refused(call(*command, option, tmp_path), option, "a folder; name a file in it")
+
+
+def test_who_waits_is_told_how_long(capsys, monkeypatch):
+    clock = iter((100.0, 101.0, 110.0, 111.0, 190.0))
+    monkeypatch.setattr(show, "monotonic", lambda: next(clock))
+    with show.Waiting("records", 20) as waiting:
+        for done in (1, 2, 3, 19):  # too soon, told, too soon after that, nearly over
+            waiting.update(done)
+    told = [line for line in capsys.readouterr().err.splitlines() if "to go" in line]
+    assert told == ["2 of 20 records; about 90 s to go"]
+
+
+def test_what_is_slow_says_so_before(call, monkeypatch):
+    def stop(*_, **__):
+        raise my.MoeyardError("stop")
+
+    monkeypatch.setattr("moeyard.lab.bench.bench", stop)
+    monkeypatch.setattr("moeyard.lab.calibrate.calibrate", stop)
+    err = call(
+        "lab", "bench", "lab-2x2", "--method", "auto", "--method", "direct", "--repeat", 3, "--mb", 10
+    )[2]
+    first = err.splitlines()[0]
+    assert "x 2 methods x 3 times: at least " in first
+    assert int(first.split("at least ")[1].split()[0]) > 1
+    assert call("lab", "calibrate", "lab-2x2")[2].startswith("measuring; with the start of the ranks usually")
 
 
 TIMED = """
@@ -223,6 +303,30 @@ def test_the_page_of_commands_is_what_they_say():
     assert commands.text() == commands.PAGE.read_text(), "python -m bench.commands writes it"
 
 
+def offered():
+    """(command, option or argument, what its help says, the names that a shell offers for it)"""
+    top = typer.main.get_command(app)
+    context = top.make_context("moeyard", [], resilient_parsing=True)
+    found = [(name, top.get_command(context, name)) for name in COMMANDS]
+    found += [(f"lab {name}", one) for name, one in found[-1][1].commands.items()]
+    for name, command in found:
+        for param in command.params:
+            names = [item.value for item in param.shell_complete(context, "")]
+            if names and getattr(param, "_custom_shell_complete", None):
+                yield name, param.name, param.help, names
+
+
+def test_every_choice_is_listed_in_the_help():
+    said = list(offered())
+    assert len(said) > 20
+    for command, param, text, names in said:
+        if names == complete.clusters(""):
+            assert "moeyard clusters" in text or "with commas between" in text, (command, param)
+            continue
+        missing = [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)]
+        assert not missing, (command, param, missing)
+
+
 COMPLETED = {
     "schedule h200-2": "h200-2x8",
     "schedule h200-2x8 zi": "zipf",
@@ -234,6 +338,7 @@ COMPLETED = {
     "replay h200-2x8 rot": "rotating-hotspot",
     "replay h200-2x8 burst --forecast or": "oracle",
     "replay h200-2x8 burst --backend das": "dask",
+    "simulate h200-2x8 balanced,hot --backend das": "dask",
     "advise h200-2x8 olmoe-64 --model deepseek-v3": "deepseek-v3",
     "train --mode plain,domains+": "plain,domains+codec",
     "train --lab lab-4d": "lab-4dc",
@@ -292,3 +397,15 @@ def test_plan_folds_a_trace_of_other_ranks_and_says_so(call):
     status, out, _ = call("plan", "h200-2x8", "mixtral-8", "--planner", "static")
     assert status == 0
     assert "folded: 32 ranks on 16: every 2 neighbours are one" in out
+
+
+@pytest.mark.parametrize(
+    "command", [("simulate", "lab-2x2", "balanced"), ("replay", "lab-2x2", "balanced", "--out", "none")]
+)
+@pytest.mark.parametrize("backend", ["frob", "loky:8000", ""])
+def test_a_backend_that_is_none_is_refused_before_anything_is_made(
+    call, tmp_path, monkeypatch, command, backend
+):
+    monkeypatch.chdir(tmp_path)
+    refused(call(*command, "--backend", backend), repr(backend), "loky, threading, dask, ray", "dask:ADDRESS")
+    assert not (tmp_path / "none").exists()

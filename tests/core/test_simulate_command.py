@@ -132,6 +132,26 @@ def test_a_sweep_in_parallel_says_the_same():
     assert [o.traffic for o in together] == ["1", "2", "4"]
 
 
+def test_a_sweep_on_a_dask_cluster_says_the_same(simulate):
+    pytest.importorskip("distributed", reason="no dask: pip install 'moeyard[dask]'")
+    args = ("./small.toml", "balanced,zipf:0.9", "--mb", 1, "--scheduler", "direct", "--json", "--jobs", 1)
+    here, there = (json.loads(simulate(*args, "--backend", name)[1]) for name in ("threading", "dask"))
+    assert len(here) == 2
+    for one in (*here, *there):
+        del one["wall"], one["memory"]
+    assert here == there
+
+
+def test_a_cluster_that_nobody_answers_for_is_one_line(simulate):
+    dask = pytest.importorskip("dask", reason="no dask: pip install 'moeyard[dask]'")
+    pytest.importorskip("distributed", reason="no dask: pip install 'moeyard[dask]'")
+    for address in ("127.0.0.1:1", "nonsense"):
+        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            status, out, err = simulate("./small.toml", "balanced,random", "--backend", f"dask:{address}")
+        assert (status, out) == (2, "")
+        assert err.splitlines()[-1].startswith(f"moeyard: backend dask: cannot reach {address}: ")
+
+
 @pytest.mark.parametrize(
     "law", [my.Contention(0.1), my.Contention(0.05, 4), my.Contention(0.2, 2, 1.7), my.Contention()]
 )

@@ -170,3 +170,15 @@ def test_progress_is_a_line_a_step_off_a_terminal(capsys):
     said = capsys.readouterr().err
     assert "step 1/2" in said
     assert "rail lost: node 0 rail 1" in said
+
+
+def test_a_step_says_how_long_is_left(capsys):
+    bar = Bar(4, modes=3)
+    entry = {"loss": 1.0, "tokens_per_s": 10.0, "x_bound": 1.5}
+    bar("plain", entry | {"step": 0, "seconds": 2.0})
+    bar("all", entry | {"step": 0, "seconds": 4.0})
+    bar("last", entry | {"step": 0, "seconds": 3.0})
+    bar("plain", entry | {"step": 3, "seconds": 2.0})
+    said = [line.partition("about ")[2] for line in capsys.readouterr().err.splitlines()]
+    # 3 x 2 and 8 of unknown modes x 2; 6 + 12 and 4 x 3; 6 + 12 + 9; 12 + 9
+    assert said == ["22 s to go", "30 s to go", "27 s to go", "21 s to go"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from moeyard.advise import IDEAS, WORTH, Advice, Choice, one_step, sample
 from moeyard.advise import advise as make_advice
@@ -27,7 +27,7 @@ from moeyard.cli.routing import (
     Wanted,
     read_case,
 )  # fmt: skip
-from moeyard.cli.show import console, print_json, table
+from moeyard.cli.show import check_place, console, print_json, table
 from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.replay.job import AHEAD
@@ -57,6 +57,7 @@ def run(
     Today is a plain all-to-all with experts at home. Takes the last records of the trace and a few of its layers; all times are
     modelled. `moeyard replay` looks at every record.
     """
+    check_place("--out", out)
     case = read_case(cluster, trace, Wanted(model, tokens, records, layers, experts, top_k, seed))
     prepare("plan")
     prepare("schedule")
@@ -194,7 +195,7 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
     if advice.least_tokens is not None:
         where.append(f"1/{round(1 / advice.least_tokens)} of these tokens or fewer, by the ways tried there")
     out.print(f"would not pay: {'; '.join(where) or 'nothing found'}")
-    out.print(f"switch on: [bold]{escape(both.yard(cluster))}[/]", soft_wrap=True)
+    out.print(Text.assemble("switch on: ", (both.yard(cluster), "bold")), soft_wrap=True)
 
 
 NOTHING = 0.02  # share of a step

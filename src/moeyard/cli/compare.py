@@ -22,10 +22,11 @@ def run(
     """Compare runs: every mode or way a line, with times, ratios to the first, and where their conditions differ."""
     from dataclasses import asdict
 
-    from moeyard.cli.show import console, print_json, table
+    from moeyard.cli.show import check_place, console, print_json, table
     from moeyard.report.compare import compare_runs, comparison_page
     from moeyard.units import show_seconds
 
+    check_place("--out", out)
     found = compare_runs(runs)
     if out is not None:
         out.write_text(comparison_page(found).html(), encoding="utf-8")

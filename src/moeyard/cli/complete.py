@@ -53,6 +53,9 @@ all_forecasts = _among(lambda: [*forecasts(""), _of("replay.job", "ORACLE")])
 methods = _among(lambda: ["gloo", *_of("schedulers", "SCHEDULERS")])
 modes = _among(_modes, several=True)
 papers = _among(lambda: _of("reproduce", "PAPERS"))
+tables = _among(
+    lambda: dict.fromkeys(name for paper in _of("reproduce", "PAPERS").values() for name in paper.findings)
+)
 
 
 def these(*names: str) -> Complete:

@@ -21,7 +21,7 @@ def run(
     lab: Annotated[
         str,
         typer.Option(
-            autocompletion=complete.labs, help="A built-in lab, lab-2x2 or lab-4x4, or a TOML file."
+            autocompletion=complete.labs, help="lab-2x2, lab-4x4, lab-2dc, lab-4dc, or a TOML file."
         ),
     ] = "lab-2x2",
     steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 60,

@@ -27,7 +27,7 @@ Spec = Annotated[
     typer.Argument(
         metavar="LAB",
         autocompletion=complete.labs,
-        help="A cluster: TOML file or built-in name, such as lab-4x4, lab-2x2 or lab-2dc.",
+        help="lab-2x2, lab-4x4, lab-2dc, lab-4dc, or a TOML file of a cluster.",
     ),
 ]
 Network = Annotated[
@@ -213,7 +213,7 @@ def calibrate(
         typer.Argument(
             metavar="LAB",
             autocompletion=complete.labs,
-            help="A lab; under torchrun: leave out, this cluster.",
+            help="lab-2x2, lab-4x4, lab-2dc, lab-4dc, or a TOML file; under torchrun: leave out, this cluster.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The cluster file to write.")] = Path(
@@ -227,15 +227,20 @@ def calibrate(
 
     In a lab by its name or file; on a real cluster: torchrun ... -m moeyard lab calibrate.
     """
-    from moeyard.cli.show import law, print_json
+    from moeyard.cli.show import check_place, law, notice, print_json
     from moeyard.errors import MoeyardError
     from moeyard.formats.clusters import cluster_data, save_cluster
+    from moeyard.lab import LabSpec
     from moeyard.lab.calibrate import calibrate as measure
     from moeyard.lab.calibrate import calibrate_here, started_by_torchrun
     from moeyard.units import show_bandwidth, show_seconds
 
     if spec is None and not started_by_torchrun():
         raise MoeyardError("calibrate what? name a lab, such as lab-4x4, or start this by torchrun")
+    check_place("--out", out)
+    if spec is not None:
+        LabSpec.load(a_lab(spec))
+        notice("measuring; with the start of the ranks usually half a minute")
     result = (
         calibrate_here(repeat=repeat)
         if spec is None
@@ -280,7 +285,8 @@ def bench(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            autocompletion=complete.methods, help="gloo, or a scheduler; may be repeated; default eight."
+            autocompletion=complete.methods,
+            help="gloo, or a scheduler: auto, direct, ecmp, fast, lpt, rails, shot, shunt, spread, wan, waves; may be repeated; default eight.",
         ),
     ] = None,
     mb: Annotated[
@@ -301,16 +307,30 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Time all-to-all in a lab: gloo's own and planned ones, each with its spread, times the bound and bus bandwidth."""
-    from moeyard.cli.show import print_json
+    from moeyard.bounds import bound
+    from moeyard.cli.benched import show_bench
+    from moeyard.cli.show import check_place, notice, print_json
+    from moeyard.errors import UnknownName
     from moeyard.formats import load_cluster
     from moeyard.lab import LabSpec
     from moeyard.lab import bench as lab_bench
-    from moeyard.lab.loads import fitting_mb, standard
+    from moeyard.lab.loads import fitting_mb, lab_traffic, standard
+    from moeyard.schedulers import SCHEDULERS
 
+    check_place("--out", out)
+    check_place("--report", report)
+    for name in method or ():  # before any rank starts
+        if name not in ("gloo", *SCHEDULERS):
+            raise UnknownName.of("method", name, ("gloo", *SCHEDULERS))
     cluster = LabSpec.load(a_lab(spec)).cluster
     mb = fitting_mb(cluster) if mb is None else mb
+    traffics, methods = traffic or standard(cluster, mb, row_bytes, seed), method or lab_bench.METHODS
+    least = sum(bound(cluster, lab_traffic(cluster, one, mb, row_bytes, seed)) for one in traffics)
+    notice(
+        f"{len(traffics)} traffics x {len(methods)} methods x {repeat} times: at least {least * len(methods) * repeat:.0f} s, and the start of the ranks"
+    )
     data = lab_bench.bench(
-        spec, traffic or standard(cluster, mb, row_bytes, seed), method or lab_bench.METHODS, mb=mb, row_bytes=row_bytes, repeat=repeat,
+        spec, traffics, methods, mb=mb, row_bytes=row_bytes, repeat=repeat,
         calibrated=load_cluster(calibrated) if calibrated else None, network=known(network), seed=seed,
     )  # fmt: skip
     if out is not None:
@@ -322,7 +342,7 @@ def bench(
     if json:
         print_json(data)
     else:
-        print(lab_bench.show(data))
+        show_bench(data)
 
 
 def a_lab(spec: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moeyard.assign import POLICIES
 from moeyard.cli import complete
 from moeyard.cli.show import console, print_json, table
 from moeyard.cluster import Cluster
@@ -23,6 +24,7 @@ from moeyard.formats.traces import find_trace, trace_names
 from moeyard.kernels.build import prepare
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.model import top_k as top_k_of
+from moeyard.planners import PLANNERS
 from moeyard.planners.compare import Plan, compare_planners
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.units import parse_bytes, show_bytes, show_seconds
@@ -68,12 +70,15 @@ def run(
     memory: Annotated[str | None, typer.Option(help='Bytes per rank for replicas, such as "2 GB".')] = None,
     planner: Annotated[
         list[str] | None,
-        typer.Option(autocompletion=complete.planners, help="Only this one; may be repeated."),
+        typer.Option(
+            autocompletion=complete.planners, help=f"Only this one of {', '.join(PLANNERS)}; may be repeated."
+        ),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            autocompletion=complete.policies, help="Assign all plans so; default: each planner's own."
+            autocompletion=complete.policies,
+            help=f"Assign all plans so: {', '.join(POLICIES)}; default: each planner's own.",
         ),
     ] = None,
     record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = -1,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moeyard.cli.show import console, print_json, table
+from moeyard.cli.show import Waiting, check_place, console, notice, print_json, table
 from moeyard.errors import InvalidFile
 from moeyard.formats import save_trace
 from moeyard.trace import Trace
@@ -37,6 +37,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a model over a text in this process, count what its routers choose, and write a trace for `moeyard plan`."""
+    check_place("--out", out)
     trace = _record(model, text, ranks, sequences, length, as_bytes)
     save_trace(trace, out)
     rows = trace.counts.astype("int64").sum(axis=(0, 2))  # [layer, expert]
@@ -66,17 +67,18 @@ def _record(model: Path, text: Path, ranks: int, sequences: int, length: int, as
 
     from moeyard.runtime import record_text
 
+    notice(f"loading {model}; then how long the text will take is said after its first batch")
     plain: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
-    if as_bytes:
-        return record_text(
-            plain, content.decode("latin-1"), _bytes, ranks=ranks, sequences=sequences, length=length
-        )
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidFile(f"{model}: no tokenizer here; put one there, or use --bytes") from error
-    words = content.decode(errors="replace")
-    return record_text(plain, words, tokenizer, ranks=ranks, sequences=sequences, length=length)
+    tokenizer, words = _bytes, content.decode("latin-1")
+    if not as_bytes:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise InvalidFile(f"{model}: no tokenizer here; put one there, or use --bytes") from error
+        words = content.decode(errors="replace")
+    with Waiting("batches", 1) as waiting:
+        how: Any = {"watch": lambda done, of: waiting.update(done, total=of)}
+        return record_text(plain, words, tokenizer, ranks=ranks, sequences=sequences, length=length, **how)
 
 
 def _bytes(text: str) -> list[int]:

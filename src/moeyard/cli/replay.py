@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from moeyard.cli import complete
 from moeyard.cli.routing import (
@@ -33,7 +22,7 @@ from moeyard.cli.routing import (
     Wanted,
     read_case,
 )  # fmt: skip
-from moeyard.cli.show import console, print_json, table
+from moeyard.cli.show import Waiting, console, print_json, table
 from moeyard.forecast import FORECASTS
 from moeyard.formats.replays import begin, replay_data, save_progress, save_replay
 from moeyard.kernels.build import prepare
@@ -42,11 +31,9 @@ from moeyard.provenance import CLOCKED
 from moeyard.replay import Job, Replay
 from moeyard.replay import replay as make_replay
 from moeyard.replay.job import AHEAD, ORACLE
-from moeyard.replay.run import BACKENDS
 from moeyard.schedulers import SCHEDULERS
 from moeyard.units import show_seconds
-
-_LONG = 10.0  # seconds after which whoever waits without a bar is told
+from moeyard.workers import BACKENDS, check_backend
 
 
 def run(
@@ -79,6 +66,7 @@ def run(
     """
     from moeyard.errors import MoeyardError
 
+    check_backend(backend)
     wanted = Wanted(model, tokens, records, layers, experts, top_k, seed)
     case = read_case(cluster, trace, wanted)
     job = Job(
@@ -105,28 +93,13 @@ def run(
 def _replay(
     job: Job, state: Any, jobs: int, backend: str, conditions: dict[str, str], out: Path | None
 ) -> Replay:
-    """With a bar on stderr that says how long it will take, and what is done kept after every block."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(
-            "records", total=job.trace.num_records, completed=0 if state is None else state.done
-        )
-
-        began, before = time.monotonic(), 0 if state is None else state.done
-        kept = before
+    """What is done is kept after every block."""
+    kept = 0 if state is None else state.done
+    with Waiting("records", job.trace.num_records, kept) as waiting:
 
         def watch(now: Any) -> None:
             nonlocal kept
-            bar.update(task, completed=now.done)
-            left = (time.monotonic() - began) / (now.done - before) * (job.trace.num_records - now.done)
-            if left > _LONG and not sys.stderr.isatty():
-                print(
-                    f"{now.done} of {job.trace.num_records} records; about {left:.0f} s to go",
-                    file=sys.stderr,
-                )
+            waiting.update(now.done)
             if out is not None:
                 save_progress(job, now, out)
             kept = now.done

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moeyard.cli import complete
-from moeyard.cli.show import console, print_json, table
+from moeyard.cli.show import Waiting, check_place, console, print_json, table
 from moeyard.errors import MoeyardError, UnknownName
 
 if TYPE_CHECKING:
@@ -27,7 +25,12 @@ def run(
         ),
     ],
     only: Annotated[
-        list[str] | None, typer.Option(help="One of its tables by name; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            autocompletion=complete.tables,
+            help="One of its tables by name, may be repeated: of rails completion, symmetry, iteration; of fast bandwidth, h200, synthesis, latency, "
+            "megatron; of prophet iteration, balance, model; of hybridep model, data, experts, ablation, map, far.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     document: Annotated[
@@ -37,6 +40,7 @@ def run(
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
 ) -> None:
     """Do a paper's tables and figures again, by simulation, and say where ours differ and why."""
+    from moeyard.report.paper import paper_page
     from moeyard.reproduce import PAPERS
 
     if paper not in PAPERS:
@@ -49,13 +53,12 @@ def run(
         raise MoeyardError("--document writes the whole chapter; leave --only out")
     if document is not None:
         _around(document, chosen)  # before the work, which takes a while
-    if page is not None and not page.parent.is_dir():
-        raise MoeyardError(f"--page {page}: there is no folder {page.parent}; make it, or name another")
+    check_place("--page", page)
     findings = _work(chosen, only or list(chosen.findings))
     if document is not None:
         _write_chapter(document, chosen, findings)
     if page is not None:
-        _write_page(page, chosen, findings)
+        page.write_text(paper_page(chosen, findings).html(), encoding="utf-8")
     if json:
         print_json({"paper": chosen.title, "link": chosen.link, "tables": [f.data() for f in findings]})
         return
@@ -64,27 +67,24 @@ def run(
     from moeyard.reproduce.tables import show, show_origins
 
     for finding in findings:
-        out.print(finding.title, markup=False, style="bold")
-        out.print(f"{show_origins(finding.origins)}. {finding.conditions}", markup=False)
+        out.print(finding.title, style="bold")
+        out.print(f"{show_origins(finding.origins)}. {finding.conditions}")
         lines = table(*(c if i == 0 else f">{c}" for i, c in enumerate(finding.names)))
         for row in finding.rows:
             lines.add_row(*(show(cell) for cell in row))
         out.print(lines)
-        out.print(finding.verdict + "\n", markup=False)
+        out.print(finding.verdict + "\n")
     for what in (document, page):
         if what is not None:
             out.print(f"wrote {what}")
 
 
 def _work(paper: Paper, names: list[str]) -> list[Finding]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(names))
+    found: list[Finding] = []
+    with Waiting("tables", len(names)) as waiting:
         for name in names:
-            progress.update(task, description=f"{paper.name}: {name}")
+            waiting.update(len(found), f"tables of {paper.name}; now {name}")
             found.append(paper.findings[name]())
-            progress.advance(task)
     return found
 
 
@@ -109,25 +109,3 @@ def _around(path: Path, paper: Paper) -> tuple[str, str]:
     if last not in rest:
         raise MoeyardError(f"{path}: {last!r} stands before {first!r}; put it behind")
     return f"{before}{first}\n", last + rest.split(last, 1)[1]
-
-
-def _write_page(path: Path, paper: Paper, findings: list[Finding]) -> None:
-    from moeyard.report.page import Page, Section
-    from moeyard.reproduce.tables import show
-
-    sections = [
-        Section(
-            f.title, f.origins, f"{f.conditions} {f.verdict}", columns=f.names,
-            rows=[[show(cell) for cell in row] for row in f.rows], figure=None if f.draw is None else f.draw(),
-        )
-        for f in findings
-    ]  # fmt: skip
-    lead = "The paper's figures beside ours, and a sentence where they differ."
-    made = Page(
-        f"{paper.title}: reproduced",
-        lead,
-        [("paper", paper.link)],
-        sections,
-        footer=f"Written by `moeyard reproduce {paper.name}`.",
-    )
-    path.write_text(made.html(), encoding="utf-8")

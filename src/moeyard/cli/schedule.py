@@ -19,6 +19,7 @@ from moeyard.formats.clusters import cluster_data
 from moeyard.formats.schedules import save_schedule
 from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
+from moeyard.schedulers import SCHEDULERS
 from moeyard.traffic import Traffic
 from moeyard.units import show_bytes, show_seconds
 from moeyard.workloads import workload
@@ -40,7 +41,7 @@ def run(
         typer.Argument(
             metavar="TRAFFIC",
             autocompletion=complete.workloads,
-            help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, hot:0.25, sparse:0.1.",
+            help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, zipf-pairs:0.9, hot:0.25, sparse:0.1.",
         ),
     ],
     mb: Annotated[float, typer.Option(help="Megabytes per rank, for a workload.")] = 256.0,
@@ -50,7 +51,10 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of a random workload.")] = 0,
     scheduler: Annotated[
         list[str] | None,
-        typer.Option(autocompletion=complete.schedulers, help="Only this one; may be repeated."),
+        typer.Option(
+            autocompletion=complete.schedulers,
+            help=f"Only this one of {', '.join(SCHEDULERS)}; may be repeated.",
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of a table and a picture.")

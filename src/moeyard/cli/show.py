@@ -5,26 +5,103 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from moeyard.arrays import FloatArray
 from moeyard.cluster import Cluster, Contention
+from moeyard.errors import MoeyardError
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS = " .:-=+*%#"  # where stdout cannot write those
 _NAMES = 20  # columns that the names of rows want
+_LONG = 10.0  # seconds left, from which on whoever waits without a bar is told
+_BETWEEN = 5.0  # seconds from one such line to the next
 _NARROW = 80  # columns; below, headings break at their spaces so that the rows stay whole
 
 
 def console() -> Console:
-    """Colours on a terminal only; a pipe gets lines as wide as they need to be."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    """Colours on a terminal only; a pipe gets text in lines of 120 and tables as wide as they need to be. What is printed is taken
+    as it is: a name with brackets in it is no markup."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False, emoji=False)
+    return _Piped(width=120, highlight=False, markup=False, emoji=False)
+
+
+class _Piped(Console):
+    """Nobody looks at how wide it is."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        before = self.width
+        self.width = max(
+            [before, *(one.needs(self, self.options) for one in objects if isinstance(one, Fitting))]
+        )
+        try:
+            super().print(*objects, **how)
+        finally:
+            self.width = before
+
+
+def notice(text: str) -> None:
+    """To whoever waits, before it gets slow."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def check_place(option: str, path: Path | None) -> None:
+    """That a file can be written there, before the work that fills it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise MoeyardError(f"{option} {path}: a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise MoeyardError(f"{option} {path}: there is no folder {path.parent}; make it, or name another")
+
+
+class Waiting:
+    """How far something slow is, on stderr: a bar on a terminal, with the time left; elsewhere a line where there is long to go."""
+
+    def __init__(self, what: str, total: float, done: float = 0) -> None:
+        self.what, self.total, self.before = what, total, done
+        self.began = self.said = monotonic()
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self.bar = Progress(*columns, console=Console(stderr=True, markup=False, emoji=False), transient=True)
+        self.task = self.bar.add_task(what, total=total, completed=int(done))
+
+    def __enter__(self) -> Waiting:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def update(self, done: float, what: str | None = None, total: float | None = None) -> None:
+        self.what, self.total = what or self.what, total or self.total
+        self.bar.update(self.task, completed=done, description=self.what, total=self.total)
+        now = monotonic()
+        if sys.stderr.isatty() or done <= self.before or now - self.said < _BETWEEN:
+            return
+        left = (now - self.began) / (done - self.before) * (self.total - done)
+        if left > _LONG:
+            notice(f"{done:g} of {self.total:g} {self.what}; about {left:.0f} s to go")
+            self.said = now
 
 
 def print_json(data: Any) -> None:
@@ -41,13 +118,16 @@ def _finite(data: Any) -> Any:
 
 
 class Fitting(Table):
-    """Leaves out columns that may be, from the right, until the rest fits with its names whole; and says so."""
+    """Leaves out columns that may be, from the right, until the rest fits with its names whole; and says so. What does not fit even then is
+    broken into lines: nothing is cut."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         gone: list[str] = []
-        while self._needs(console, options) > options.max_width:
+        while self.needs(console, options) > options.max_width:
             spare = [column for column in self.columns if getattr(column, "header_style", "") == _SPARE]
             if not spare:
+                for column in self.columns:
+                    column.no_wrap = False
                 break
             self.columns.remove(spare[-1])
             gone.insert(0, str(spare[-1].header).replace("\n", " ").strip())
@@ -57,7 +137,8 @@ class Fitting(Table):
             self.caption, self.caption_justify = f"too narrow for: {', '.join(filter(None, gone))}", "left"
         yield from super().__rich_console__(console, options)
 
-    def _needs(self, console: Console, options: ConsoleOptions) -> int:
+    def needs(self, console: Console, options: ConsoleOptions) -> int:
+        """Columns, with nothing broken."""
         return self.__rich_measure__(console, options.update(max_width=10_000)).maximum
 
 

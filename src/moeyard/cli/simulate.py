@@ -12,13 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from moeyard.bounds import bound
 from moeyard.cli import complete
 from moeyard.cli.schedule import read_traffic
-from moeyard.cli.show import bars, console, law, print_json, table
+from moeyard.cli.show import Waiting, bars, console, law, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.errors import MoeyardError
 from moeyard.formats import ROW_BYTES, load_cluster
@@ -26,11 +25,13 @@ from moeyard.formats.clusters import cluster_data
 from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, SIMULATED, data_of
 from moeyard.schedule import Schedule
+from moeyard.schedulers import SCHEDULERS
 from moeyard.schedulers import schedule as make_schedule
 from moeyard.sim.flow import AUTO, Tolerance, simulate, warm_simulator
 from moeyard.sim.sweep import Outcome, Point, peak_memory, sweep
 from moeyard.timeline import Timeline
 from moeyard.units import show_bandwidth, show_bytes, show_seconds
+from moeyard.workers import BACKENDS, check_backend
 
 _SHOWN_NODES = 16
 _SHOWN_CHAIN = 8
@@ -54,13 +55,16 @@ def run(
         typer.Argument(
             metavar="TRAFFIC",
             autocompletion=complete.workloads,
-            help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, hot:0.25, "
+            help="rows[src, dst] as .npy, .npz or .csv, or a workload: balanced, random, zipf:0.9, zipf-pairs:0.9, hot:0.25, "
             "sparse:0.1; several, with commas between, are swept.",
         ),
     ],
     scheduler: Annotated[
         list[str] | None,
-        typer.Option(autocompletion=complete.schedulers, help="Default auto; may be repeated."),
+        typer.Option(
+            autocompletion=complete.schedulers,
+            help=f"Of {', '.join(SCHEDULERS)}; default auto; may be repeated.",
+        ),
     ] = None,
     mb: Annotated[
         list[float] | None, typer.Option(help="Megabytes per rank, for a workload; may be repeated.")
@@ -75,7 +79,14 @@ def run(
             help="0: exact. 0.005: faster with many flows, within 0.5%. auto: exact for few flows, within 2% for the most."
         ),
     ] = AUTO,
-    jobs: Annotated[int, typer.Option(help="Processes for a sweep; 0: one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes for a sweep; 0: one per core.")] = 0,
+    backend: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete.these(*BACKENDS),
+            help=f"Where those of a sweep run: {', '.join(BACKENDS)}; dask:ADDRESS or ray:ADDRESS for a cluster.",
+        ),
+    ] = "loky",
     chrome: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
     npz: Annotated[Path | None, typer.Option(help="Write the timeline.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and a picture.")] = False,
@@ -85,6 +96,7 @@ def run(
     Several clusters, workloads, sizes or schedulers make a sweep: a table with one line each, worked out in parallel.
     """
     wanted = _tolerance(tolerance)
+    check_backend(backend)
     points = [
         Point(machines, f"{source} {size:g} MB", read_traffic(machines, source, size, row_bytes, seed), name)
         for machines in map(_named, cluster.split(","))
@@ -98,7 +110,7 @@ def run(
             raise MoeyardError(
                 f"--chrome and --npz write one timeline, but these are {len(points)} simulations; ask for one"
             )
-        _sweep(points, wanted, jobs or os.cpu_count() or 1, json)
+        _sweep(points, wanted, jobs or os.cpu_count() or 1, backend, json)
         return
     point = points[0]
     plan = make_schedule(point.cluster, point.traffic, point.scheduler)
@@ -143,11 +155,10 @@ def simulate_watched(cluster: Cluster, plan: Schedule, tolerance: Tolerance = 0.
     try:
         thread.join(1.0)
         if thread.is_alive():
-            with _progress() as progress:
-                task = progress.add_task("operations done", total=None)
+            with Waiting("operations", 1) as waiting:
                 while thread.is_alive():
                     thread.join(0.2)
-                    progress.update(task, completed=int(watch[0]), total=watch[2] or None)
+                    waiting.update(watch[0], total=watch[2] or None)
     except KeyboardInterrupt:
         watch[1] = 1.0
         raise
@@ -156,23 +167,17 @@ def simulate_watched(cluster: Cluster, plan: Schedule, tolerance: Tolerance = 0.
     return result[0]
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
 def _named(source: str) -> Cluster:
     machines = load_cluster(source)
     return machines if machines.name else machines.but(name=Path(source).stem)
 
 
-def _sweep(points: list[Point], tolerance: Tolerance, jobs: int, json: bool) -> None:
+def _sweep(points: list[Point], tolerance: Tolerance, jobs: int, backend: str, json: bool) -> None:
     outcomes: list[Outcome] = []
-    with _progress() as progress:
-        task = progress.add_task("simulations", total=len(points))
-        for outcome in sweep(points, tolerance=tolerance, jobs=min(jobs, len(points))):
+    with Waiting("simulations", len(points)) as waiting:
+        for outcome in sweep(points, tolerance=tolerance, jobs=min(jobs, len(points)), backend=backend):
             outcomes.append(outcome)
-            progress.advance(task)
+            waiting.update(len(outcomes))
     if json:
         more = {"provenance": _SWEPT}
         print_json([dataclasses.asdict(o) | {"x_bound": o.x_bound} | more for o in outcomes])

@@ -64,9 +64,9 @@ def run(
     options_: Annotated[Path | None, typer.Option("--options", metavar="FILE.toml", callback=_from_file, is_eager=True, help="Options of this command as TOML: steps = 32, [set] hidden_size = 512; the command line counts more.")] = None,
     lab: Annotated[
         str | None,
-        typer.Option(autocompletion=complete.labs, help="Run in a lab: a built-in one such as lab-4x4, or a TOML file. Without it: under torchrun."),
+        typer.Option(autocompletion=complete.labs, help="Run in a lab: lab-2x2, lab-4x4, lab-2dc, lab-4dc, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(autocompletion=complete.modes, help="plain, direct, home, replicas, shadow, prophet, domains, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(autocompletion=complete.modes, help="plain, direct, home, replicas, shadow, prophet, domains, domains-sync, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(autocompletion=complete.traces, help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,
@@ -76,8 +76,8 @@ def run(
     family: Annotated[str, typer.Option(help="A Hugging Face model type: mixtral, qwen3_moe, olmoe, ...")] = "mixtral",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of its config; may be repeated.")] = None,
     text: Annotated[str | None, typer.Option(help="A file or folder to train on; default: the standard library's source.")] = None,
-    planner: Annotated[str, typer.Option(autocompletion=complete.planners, help="Of moeyard: where experts get replicas.")] = "quota",
-    scheduler: Annotated[str, typer.Option(autocompletion=complete.schedulers, help="Of moeyard: how rows cross the network.")] = "auto",
+    planner: Annotated[str, typer.Option(autocompletion=complete.planners, help="Of moeyard, where experts get replicas: static, shadow, prophet, balanced, quota, domains or auto.")] = "quota",
+    scheduler: Annotated[str, typer.Option(autocompletion=complete.schedulers, help="Of moeyard, how rows cross the network: auto, direct, ecmp, fast, lpt, rails, shot, shunt, spread, wan or waves.")] = "auto",
     slots: Annotated[int, typer.Option(min=0, help="Of moeyard: replicas that a rank has room for.")] = 1,
     codec: Annotated[str, typer.Option(help="Of the modes that have one, how experts cross between datacenters: bits:1, bits:2, pick:4 to pick:32, topk:N, residual:N, lossless; bits:1,1=pick:8 where layers differ.")] = "bits:1",
     dedup: Annotated[str, typer.Option(autocompletion=complete.these("off", "on", "auto"), help="Of moeyard, but for modes plain and direct: a token crosses to a node once. off, on, or auto: where it pays.")] = "off",
@@ -185,12 +185,14 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     begin(options, {"lab": lab, "network": network})
     (Path(options.out) / STOP).unlink(missing_ok=True)
     began = time.monotonic()
-    out = Console(stderr=True, highlight=False)
+    out = Console(stderr=True, highlight=False, markup=False)
     if not quiet:
         out.print("compiling the planning kernels (cached for the next time) ...")
     prepare(cluster, options)
     if not quiet:
-        out.print(f"compiled in {time.monotonic() - began:.0f} s; starting the ranks ...")
+        out.print(
+            f"compiled in {time.monotonic() - began:.0f} s; starting the ranks, which takes some 20 s; each step says how long is left"
+        )
 
     def interrupt(*_: Any) -> None:
         stop = Path(options.out) / STOP
@@ -201,7 +203,10 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        arguments = {"options": options, "progress": None if quiet else Bar(options.steps)}
+        arguments = {
+            "options": options,
+            "progress": None if quiet else Bar(options.steps, len(options.modes)),
+        }
         how: Any = {"network": network, "show": "first", "quiet": quiet, "modules": modules_of(options)}
         results = run_in_lab(lab, "moeyard.train.job:run_rank", arguments, **how)
     except KeyboardInterrupt:
@@ -225,7 +230,7 @@ def _under_torchrun(options: Options, json: bool) -> None:
     begin(options, {"lab": None, "network": None}, writes=first)
     if first:
         (Path(options.out) / STOP).unlink(missing_ok=True)
-    ended = run_rank(options, None if json else Bar(options.steps))
+    ended = run_rank(options, None if json else Bar(options.steps, len(options.modes)))
     if first and ended["summary"]:
         _finish(Path(options.out), json)
 
@@ -233,8 +238,11 @@ def _under_torchrun(options: Options, json: bool) -> None:
 class Bar:
     """Progress on rank 0's stderr: a bar on a terminal, a line a step elsewhere. Travels to the ranks, so it starts late."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, modes: int = 1) -> None:
+        self.steps, self.modes = steps, modes
+        self._left: dict[
+            str, tuple[int, float]
+        ] = {}  # of each mode that has begun: steps to go, seconds of the last
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
 
@@ -243,7 +251,7 @@ class Bar:
             self._say(f"{mode:8} step {entry['step']}: {entry['event']}: {entry['detail']}")
             return
         done = entry["step"] + 1
-        line = f"loss {entry['loss']:.4f}  {show_seconds(entry['seconds'])}  {entry['tokens_per_s']:,.0f} tokens/s  {entry['x_bound']:.2f} x bound"
+        line = f"loss {entry['loss']:.4f}  {show_seconds(entry['seconds'])}  {entry['tokens_per_s']:,.0f} tokens/s  {entry['x_bound']:.2f} x bound{self._to_go(mode, entry)}"
         if not sys.stderr.isatty():
             self._say(f"{mode:8} step {done}/{self.steps}  {line}")
             return
@@ -255,13 +263,21 @@ class Bar:
                 TextColumn("{task.fields[line]}"),
                 TimeElapsedColumn(),
             )
-            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress = Progress(*columns, console=Console(stderr=True, markup=False))
             self._progress.start()
         if mode not in self._tasks:
             self._tasks[mode] = self._progress.add_task(mode, total=self.steps, line="")
         self._progress.update(self._tasks[mode], completed=done, line=line)
         if done == self.steps:
             self._progress.refresh()
+
+    def _to_go(self, mode: str, entry: dict[str, Any]) -> str:
+        """As long as the last step of each mode took; who has not begun, as long as the others."""
+        self._left[mode] = self.steps - entry["step"] - 1, entry["seconds"]
+        known = [steps * seconds for steps, seconds in self._left.values()]
+        mean = sum(seconds for _, seconds in self._left.values()) / len(known)
+        left = sum(known) + (self.modes - len(known)) * self.steps * mean
+        return f"  about {left:.0f} s to go" if left >= 1 else ""
 
     def _say(self, text: str) -> None:
         if self._progress is not None:
@@ -270,7 +286,7 @@ class Bar:
             print(text, file=sys.stderr, flush=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"steps": self.steps, "_progress": None, "_tasks": {}}
+        return {"steps": self.steps, "modes": self.modes, "_left": {}, "_progress": None, "_tasks": {}}
 
 
 def _finish(out: Path, json: bool) -> None:

@@ -16,7 +16,7 @@ from moeyard.lab.spec import LabSpec
 from moeyard.provenance import CLOSED_FORM, SIMULATED, Network, Provenance, data_of
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
-from moeyard.units import show_bandwidth, show_seconds
+from moeyard.units import show_bandwidth
 
 GLOO = "gloo"
 METHODS = (GLOO, "direct", "ecmp", "spread", "rails", "shot", "fast", "auto")
@@ -146,35 +146,3 @@ def errors(data: dict[str, Any]) -> list[float]:
         for r in cell["results"]
         if "predicted_s" in r
     ]
-
-
-def show(data: dict[str, Any]) -> str:
-    """A table of text for each traffic."""
-    lines = [f"{key}: {value}" for key, value in data["conditions"].items()]
-    said = {key: Provenance.read(one, key) for key, one in data["provenance"].items()}
-    lines.append(f"median, low, high, x bound, busbw: {said['median_s']}; predicted: {said['predicted_s']}")
-    for cell in data["traffics"]:
-        lines += ["", f"{cell['traffic']}: bound {show_seconds(cell['bound_s'])}"]
-        lines.append(
-            f"  {'':8} {'median':>9} {'low':>9} {'high':>9} {'x bound':>8} {'predicted':>10} {'error':>7} {'busbw per rank':>15}"
-        )
-        for r in cell["results"]:
-            guess = r.get("predicted_s")
-            wide = (
-                f"{show_seconds(guess):>10} {guess / r['median_s'] - 1:>+7.0%}"
-                if guess
-                else f"{'-':>10} {'-':>7}"
-            )
-            lines.append(
-                f"  {r['scheduler']:8} {show_seconds(r['median_s']):>9} {show_seconds(r['low_s']):>9} "
-                f"{show_seconds(r['high_s']):>9} {r['x_bound']:>8.2f} {wide} {show_bandwidth(r['busbw']):>15}"
-                + (f"  ({r['chosen']})" if r["chosen"] != r["scheduler"] else "")
-            )
-        lines.append(f"  {cell['note']}")
-    found = errors(data)
-    if found:
-        lines += [
-            "",
-            f"predicted against measured: median error {statistics.median(found):.1%} over {len(found)} cells",
-        ]
-    return "\n".join(lines)

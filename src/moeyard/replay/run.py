@@ -6,26 +6,22 @@ each other. After each block there is a whole result so far, which can be kept a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 
 from moeyard.arrays import FloatArray
-from moeyard.errors import MoeyardError
 from moeyard.placement import Placement
 from moeyard.replay.job import HISTORY, Job
 from moeyard.replay.layer import Moment, Task, replay_layer
 from moeyard.replay.result import FIGURES, Replay, Way
 from moeyard.sim.step import run_step
-from moeyard.workers import start
+from moeyard.workers import workers
 
 BLOCK = 8  # records between two looks at what is done
-BACKENDS = ("loky", "threading", "dask", "ray")
 
 
 @dataclass(eq=False)
@@ -55,63 +51,15 @@ def replay(
 ) -> Replay:
     """Every record, in `jobs` processes. `watch` is told after each block; `progress`: go on from there.
 
-    `backend`: joblib's loky or threading; `dask` or `ray`, with `:ADDRESS` of a cluster or one made on this machine. The result does
-    not depend on any of these, clocks apart.
+    `backend`: as of `workers`. The result does not depend on any of these, clocks apart.
     """
     state = progress or Progress()
-    with _workers(backend, jobs) as parallel:
+    with workers(backend, jobs) as parallel:
         while state.done < job.trace.num_records:
             last = min(state.done + BLOCK, job.trace.num_records)
             _block(job, state, last, parallel)
             watch(state)
     return result_of(job, state, conditions or {})
-
-
-@contextmanager
-def _workers(backend: str, jobs: int) -> Iterator[Parallel]:
-    name, _, address = backend.partition(":")
-    if name not in BACKENDS:
-        raise MoeyardError(
-            f"backend {backend!r} is none of {', '.join(BACKENDS)}; write dask:ADDRESS for a cluster"
-        )
-    try:
-        if name == "dask":
-            with _dask(address, jobs), parallel_config("dask"):
-                yield Parallel()
-        elif name == "ray":
-            _ray(address, jobs)
-            with parallel_config("ray"):
-                yield Parallel(n_jobs=jobs)
-        else:
-            if name == "loky":
-                start(jobs)
-            with Parallel(n_jobs=jobs, backend=name) as parallel:
-                yield parallel
-    except ModuleNotFoundError as error:
-        raise MoeyardError(
-            f"backend {name}: no module {error.name}; pip install 'moeyard[{name}]'"
-        ) from error
-
-
-@contextmanager
-def _dask(address: str, jobs: int) -> Iterator[None]:
-    dask: Any = import_module("dask.distributed")
-    if address:
-        with dask.Client(address):
-            yield
-    else:
-        with (
-            dask.LocalCluster(n_workers=jobs, threads_per_worker=1, dashboard_address=None) as local,
-            dask.Client(local),
-        ):
-            yield
-
-
-def _ray(address: str, jobs: int) -> None:
-    ray: Any = import_module("ray")
-    if not ray.is_initialized():
-        ray.init(address=address or None, num_cpus=None if address else jobs)
-    import_module("ray.util.joblib").register_ray()
 
 
 def _block(job: Job, state: Progress, last: int, parallel: Parallel) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from joblib import Parallel, delayed
+from joblib import delayed
 
 from moeyard.bounds import bound
 from moeyard.cluster import Cluster
 from moeyard.schedulers import schedule
 from moeyard.sim.flow import Tolerance, simulate, warm_simulator
 from moeyard.traffic import Traffic
-from moeyard.workers import start
+from moeyard.workers import workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +80,13 @@ def simulate_point(point: Point, tolerance: Tolerance = 0.0) -> Outcome:
     )
 
 
-def sweep(points: Sequence[Point], *, tolerance: Tolerance = 0.0, jobs: int = 1) -> Iterator[Outcome]:
-    """Outcomes in the order of the points, each as soon as it and those before it are there."""
-    start(jobs)
+def sweep(
+    points: Sequence[Point], *, tolerance: Tolerance = 0.0, jobs: int = 1, backend: str = "loky"
+) -> Iterator[Outcome]:
+    """Outcomes in the order of the points, each as soon as it and those before it are there. `backend`: as of `workers`."""
     work = (delayed(simulate_point)(point, tolerance) for point in points)
-    outcomes: Iterator[Outcome] = Parallel(n_jobs=jobs, return_as="generator")(work)
-    return outcomes
+    with workers(backend, jobs, "generator") as parallel:
+        yield from parallel(work)
 
 
 def peak_memory() -> int:
