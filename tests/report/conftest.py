@@ -23,6 +23,7 @@ def all_pages(tmp_path_factory):
     runs = [sample.a_replay(top / "one"), sample.a_replay(top / "two", 0.5, "last")]
     (top / "c.html").write_text(comparison_page(compare_runs(runs)).html(), encoding="utf-8")
     (top / "a.html").write_text(sample.an_advice().html(), encoding="utf-8")
+    (top / "p.html").write_text(sample.a_paper().html(), encoding="utf-8")
     return {
         "advice": top / "a.html",
         "run": write_report(sample.write_run(top / "run", events=[sample.EVENT])),
@@ -30,4 +31,5 @@ def all_pages(tmp_path_factory):
         "timeline": write_report(top / "t.npz"),
         "bench": write_report(top / "b.json"),
         "comparison": top / "c.html",
+        "paper": top / "p.html",
     }

@@ -12,6 +12,10 @@ from moeyard.model import STAND_IN
 from moeyard.provenance import SIMULATED, Network, Provenance, data_of
 from moeyard.replay.result import FIGURES, Replay, Way
 from moeyard.report.advice import advice_page
+from moeyard.report.paper import paper_page
+from moeyard.reproduce import datacenters
+from moeyard.reproduce.datacenters import Winner
+from moeyard.reproduce.tables import Column, Finding, Paper
 from moeyard.timeline import Timeline
 
 SHAPED = Provenance.measured(Network.SHAPED)
@@ -168,3 +172,18 @@ def an_advice():
         np.array([[0.5, -0.2], [0.1, 0]]),
     )
     return advice_page(found, {"trace": "x"}, {"today": step}, [grid], "yr.Yard()")
+
+
+def a_paper():
+    """A table as wide as the map of strategies, with its figure."""
+    places = [
+        [Winner(gbit, expert, data, (4, 1, 8), 3.0 * expert, (4, 1, 8), 5.0) for data in (6, 24, 96, 192)]
+        for gbit in (1, 10, 100)
+        for expert in (0.36, 2)
+    ]
+    rows = [(f"{line[0].gbit:g} Gbit/s, {line[0].expert:g} MB", *map(str, line)) for line in places]
+    columns = [Column("wan, expert"), *(Column(f"{data} MB", SIMULATED) for data in (6, 24, 96, 192))]
+    found = Finding(
+        "Who wins where", "Four datacenters.", columns, rows, "Domains win.", lambda: datacenters._map(places)
+    )
+    return paper_page(Paper("hybridep", "Experts move", "arXiv 0", {}), [found])

@@ -1,8 +1,12 @@
 """Every page as a browser shows it: each figure drawn, nothing complained of, what the mouse points at said, on a phone and a desk, dark
 and light; and the live page as it follows a run."""
 
+import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; Debian's package is `chromium`"),
     pytest.mark.skipif(DRIVER is None, reason="no chromedriver on this machine; Debian's package is `chromium-driver`"),
 ]  # fmt: skip
-KINDS = ["run", "replay", "timeline", "bench", "comparison", "advice"]
+KINDS = ["run", "replay", "timeline", "bench", "comparison", "advice", "paper"]
 PAPER = {True: "rgb(18, 24, 31)", False: "rgb(245, 247, 250)"}
 TEXT = {True: "rgb(230, 235, 240)", False: "rgb(28, 39, 51)"}
 
@@ -89,6 +93,21 @@ def test_every_figure_is_drawn_on_every_screen(all_pages, browser, kind, width, 
     assert (seen["paper"], seen["text"]) == (PAPER[dark], TEXT[dark])
 
 
+TITLES = """
+return [...document.querySelectorAll(".js-plotly-plot .annotation-text")].map(t => t.getBoundingClientRect())
+  .map(b => [b.left, b.top, b.right, b.bottom])
+"""
+
+
+def test_a_map_of_many_panels_can_be_read_on_a_phone(all_pages, browser):
+    open_page(browser, all_pages["paper"].as_uri(), 390, dark=False)
+    boxes = browser.execute_script(TITLES)
+    assert len(boxes) == 6
+    for one, other in itertools.combinations(boxes, 2):
+        beside = one[2] <= other[0] or other[2] <= one[0]
+        assert beside or one[3] <= other[1] or other[3] <= one[1], "titles lie on one another"
+
+
 POINT = """
 var figure = document.querySelectorAll(".js-plotly-plot")[arguments[0]];
 figure.scrollIntoView({block: "center"});
@@ -126,38 +145,102 @@ def test_an_event_is_on_the_page_of_its_run(all_pages, browser):
     assert "rail lost" in browser.execute_script("return document.body.innerText")
 
 
-def test_the_live_page_follows_and_shows_a_cut_rail(tmp_path, browser):
+@pytest.fixture
+def followed(tmp_path):
+    """(a run's folder, the server of its page, what writes a mode's entries)"""
     pytest.importorskip("uvicorn", reason="pip install 'moeyard[live]'")
     from moeyard.live.server import Server
 
-    (tmp_path / "moeyard").mkdir()
-    (tmp_path / "options.json").write_text(json.dumps({"steps": 9, "modes": ["moeyard"]}))
-
-    def write(*entries):
-        with (tmp_path / "moeyard" / "metrics.jsonl").open("a") as file:
+    def write(mode, *entries):
+        (tmp_path / mode).mkdir(exist_ok=True)
+        with (tmp_path / mode / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in entries)
 
-    def step(number):
-        return {
-            "step": number,
-            "seconds": 0.5,
-            "loss": 2.0,
-            "rows_per_rail": {"out": [[1, 2]], "in": [[2, 1]]},
-        }
-
-    write(step(0))
-    server = Server(tmp_path)
+    server = Server(tmp_path, order=lambda asked: "done")
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
+    yield tmp_path, server, write
+    server.stop()
+    thread.join(10)
+
+
+def a_step(number, nodes=1, rails=2):
+    rows = [[n + r for r in range(rails)] for n in range(nodes)]
+    return {
+        "step": number,
+        "seconds": 0.5 + number,
+        "loss": 2.0,
+        "rows_per_rail": {"out": rows, "in": rows},
+    }
+
+
+def test_the_live_page_follows_and_shows_a_cut_rail(followed, browser):
+    folder, server, write = followed
+    (folder / "options.json").write_text(json.dumps({"steps": 9, "modes": ["moeyard"]}))
+    write("moeyard", a_step(0))
+    browser.get(server.address)
+    until(browser, "return document.body.innerText.includes('1 of 9')")
+    write("moeyard", a_step(1), {"step": 1, "event": "rail lost", "detail": "node 0 rail 1"})
+    until(browser, "return document.body.innerText.includes('rail lost')", 4)  # it looks every second
+    write("moeyard", a_step(2))
+    until(browser, "return document.body.innerText.includes('3 of 9')", 4)
+    severe = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert severe == []
+
+
+LIVE = """
+var box = document.documentElement, svg = document.getElementById("seconds");
+return {wide: box.scrollWidth, room: box.clientWidth, paper: getComputedStyle(document.body).backgroundColor,
+  lines: [...svg.querySelectorAll("polyline")].map(l => getComputedStyle(l).stroke + l.getAttribute("stroke-dasharray")),
+  names: [...document.querySelector(".names").children].map(n => n.textContent),
+  buttons: document.querySelectorAll("#buttons button[aria-label]").length,
+  reach: document.querySelectorAll("#rails[tabindex='0'][aria-label]").length}
+"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (390, False), (1366, True), (1366, False)])
+def test_the_live_page_tells_many_modes_apart_on_every_screen(followed, browser, width, dark):
+    folder, server, write = followed
+    modes = ["plain", "direct", "home", "replicas", "shadow", "prophet", "sync", "all"]
+    (folder / "options.json").write_text(json.dumps({"steps": 9, "modes": modes}))
+    for mode in modes:
+        write(mode, a_step(0, 4, 8), a_step(1, 4, 8))
+    open_page(browser, server.address, width, dark)
+    until(browser, "return document.querySelectorAll('#seconds polyline').length == 8")
+    seen = browser.execute_script(LIVE)
+    assert seen["wide"] <= seen["room"] <= width, "scrolls sideways"
+    assert seen["paper"] == PAPER[dark]
+    assert len(set(seen["lines"])) == len(modes)
+    assert sorted(seen["names"]) == sorted(modes)
+    assert (seen["buttons"], seen["reach"]) == (3 * 4 * 8, 1)
+
+
+CUT = """
+import sys
+from moeyard.cli.train import in_lab
+from moeyard.train import Options
+
+options = Options(sys.argv[1], modes=("moeyard",), steps=6, batch=1, length=32, compute=200000.0, timeout=4.0, faults=((2, "break", 1, 1, 0.0),))
+in_lab("lab-2x2", options, "rails", quiet=True)
+"""
+
+
+@pytest.mark.long
+def test_the_live_page_of_a_real_run_shows_its_cut_rail_within_two_steps(root, followed, browser, rails):
+    """The rail is cut in step 2, counted from 0: whoever looks sees it lost before step 4 has ended."""
+    folder, server, _ = followed
+    job = subprocess.Popen(
+        [sys.executable, "-c", CUT, str(folder)], env=os.environ | {"PYTHONPATH": str(root / "src")}
+    )
     try:
         browser.get(server.address)
-        until(browser, "return document.body.innerText.includes('1 of 9')")
-        write(step(1), {"step": 1, "event": "rail lost", "detail": "node 0 rail 1"})
-        until(browser, "return document.body.innerText.includes('rail lost')", 4)  # it looks every second
-        write(step(2))
-        until(browser, "return document.body.innerText.includes('3 of 9')", 4)
-        severe = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-        assert severe == []
+        until(browser, "return document.body.innerText.includes('rail lost')", 120)
+        shown = browser.execute_script("return document.getElementById('now').innerText")
+        done = int(shown.split(" of ")[0].split()[-1])
+        assert done <= 4, shown
+        assert "node 1 rail 1" in browser.execute_script("return document.getElementById('events').innerText")
+        assert job.wait(120) == 0
+        until(browser, "return document.body.innerText.includes('6 of 6')", 10)
     finally:
-        server.stop()
-        thread.join(10)
+        job.kill()
+        job.wait()

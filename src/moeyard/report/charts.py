@@ -187,27 +187,24 @@ def break_even(grid: Grid) -> go.Figure:
 def strategy_map(
     panels: Mapping[str, Sequence[tuple[str, str, str, float]]], x_name: str, y_name: str
 ) -> go.Figure:
-    """{title: (x, y, who wins, how many times longer plain takes)}: who wins in words and numbers, by how much as a colour; three panels a
-    line, all on one scale."""
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
+    """{title: (x, y, who wins, how many times longer plain takes)}: who wins in words and numbers, by how much as a colour; a panel below
+    the other, so that a phone shows the words too, all on one scale."""
     figure = make_subplots(
-        rows=down, cols=across, subplot_titles=list(panels), horizontal_spacing=0.06, vertical_spacing=0.16
+        rows=len(panels), cols=1, subplot_titles=list(panels), vertical_spacing=0.4 / len(panels)
     )
     most = max(np.log2(max(ratio, 1.0)) for places in panels.values() for *_, ratio in places)
-    for number, places in enumerate(panels.values()):
+    for row, places in enumerate(panels.values(), 1):
         x, y = list(dict.fromkeys(one[0] for one in places)), list(dict.fromkeys(one[1] for one in places))
         told = {(one[0], one[1]): (one[2], one[3]) for one in places}
         text = [[f"{told[a, b][0]}<br>{told[a, b][1]:.2f} x" for a in x] for b in y]
-        row, column = number // across + 1, number % across + 1
         figure.add_heatmap(
             z=[[np.log2(max(told[a, b][1], 1.0)) for a in x] for b in y], x=x, y=y, zmin=0, zmax=most, text=text,
             colorscale=[[0, "#f2f2f2"], [1, SAFE[0]]], texttemplate="%{text}", xgap=2, ygap=2, showscale=False,
-            hovertemplate="%{x} " + x_name + ", %{y} " + y_name + ": %{text}<extra></extra>", row=row, col=column,
+            hovertemplate="%{x} " + x_name + ", %{y} " + y_name + ": %{text}<extra></extra>", row=row, col=1,
         )  # fmt: skip
-        figure.update_xaxes(title=x_name if row == down else None, type="category", row=row, col=column)
-        figure.update_yaxes(title=y_name if column == 1 else None, type="category", row=row, col=column)
-    return styled(figure, 90 + 250 * down, legend=False)
+        figure.update_xaxes(title=x_name if row == len(panels) else None, type="category", row=row, col=1)
+        figure.update_yaxes(title=y_name, type="category", row=row, col=1)
+    return styled(figure, 90 + 230 * len(panels), legend=False)
 
 
 def _amount(name: str, value: float) -> str:
