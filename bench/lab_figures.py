@@ -18,8 +18,9 @@ import subprocess
 from pathlib import Path
 
 from bench.document import write_figures
+from moeyard.cli.benched import show_bench
 from moeyard.formats.clusters import cluster_data
-from moeyard.lab.bench import METHODS, bench, errors, ratios, show
+from moeyard.lab.bench import METHODS, bench, errors, ratios
 from moeyard.lab.calibrate import calibrate
 from moeyard.lab.loads import STANDARD
 
@@ -96,7 +97,7 @@ def main():
     data["commit"] = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    print(show(data))
+    show_bench(data)
     first = next((cell for cell in data["traffics"] if cell["traffic"] == "zipf-local:1.2"), None)
     if first is not None:
         auto = next(r for r in first["results"] if r["scheduler"] == "auto")

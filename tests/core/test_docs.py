@@ -25,6 +25,7 @@ RANKS = {  # pages whose Python needs a process group, and of how many ranks
     "docs/hugging-face.md": 2,
     "docs/lab.md": 1,
     "docs/runtime.md": 2,
+    "docs/tutorials.md": 1,
 }
 LIMIT = 400  # seconds a page; kernels that are not in the cache are compiled in it
 
