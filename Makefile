@@ -69,7 +69,7 @@ clean:  ## remove the environment and every cache
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
-	@$(BIN)/moeyard warm & $(PIP) -e '.[torch,hf,lab,train]'; status=$$?; wait; exit $$status  # compile while torch is fetched
+	@$(BIN)/moeyard warm train & $(PIP) -e '.[torch,hf,lab,train]'; status=$$?; wait; exit $$status  # compile while torch is fetched
 	touch $@
 
 $(TOOLS): $(STAMP)

@@ -203,8 +203,9 @@ def test_train_without_a_lab_leaves_nothing(call, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_misspelt_trace_is_named(call):
+def test_a_misspelt_name_is_named(call):
     refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
+    refused(call("warm", "trian"), "unknown group of kernels 'trian'", "did you mean 'train'")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ COMMANDS = {
         "Compile every planning kernel now, so that no later command waits for it.",
         """
         moeyard warm
+        moeyard warm train
         """,
     ),
     "lab": Command(

@@ -52,6 +52,7 @@ forecasts = _among(lambda: [_of("replay.job", "AHEAD"), *_of("forecast", "FORECA
 all_forecasts = _among(lambda: [*forecasts(""), _of("replay.job", "ORACLE")])
 methods = _among(lambda: ["gloo", *_of("schedulers", "SCHEDULERS")])
 modes = _among(_modes, several=True)
+warmed = _among(lambda: _of("kernels.signatures", "table")().commands)
 papers = _among(lambda: _of("reproduce", "PAPERS"))
 tables = _among(
     lambda: dict.fromkeys(name for paper in _of("reproduce", "PAPERS").values() for name in paper.findings)

@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
+from moeyard.cli import complete
 from moeyard.cli.show import print_json
+from moeyard.errors import UnknownName
 
 
-def run(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a line.")] = False) -> None:
+def run(
+    command: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only what this one calls: plan, schedule, simulate or train.",
+            autocompletion=complete.warmed,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a line.")] = False,
+) -> None:
     """Compile every planning kernel now, so that no later command waits for it.
 
     Planning and simulation run as machine code, made on this machine for this processor when it is first needed: by itself a
@@ -19,9 +30,12 @@ def run(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of
     """
     from moeyard.kernels import compile as objects
     from moeyard.kernels.build import prepare
+    from moeyard.kernels.signatures import table
 
+    if command is not None and command not in table().commands:
+        raise UnknownName.of("group of kernels", command, table().commands)
     start = time.perf_counter()
-    compiled = prepare()
+    compiled = prepare(command)
     took = time.perf_counter() - start
     where = objects.folder()
     if json:
@@ -31,4 +45,4 @@ def run(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of
     elif compiled:
         print(f"{compiled} kernels compiled in {took:.1f} s, kept in {where}")
     else:
-        print(f"nothing to do: every kernel is in {where}")
+        print(f"nothing to do: every kernel{f' of {command}' if command else ''} is in {where}")
