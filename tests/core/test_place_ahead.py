@@ -20,6 +20,7 @@ from moeyard.model import STAND_IN
 from moeyard.planners import PLANNERS, place
 from moeyard.planners.ahead import FILLED, RECORDS
 
+LIGHT = STAND_IN.but(expert_bytes=1000)  # gathers are nothing beside a step
 every_planner = pytest.mark.parametrize("planner", list(PLANNERS))
 
 
@@ -118,11 +119,20 @@ def test_auto_fills_no_slot_that_costs_more_than_it_may_save():
     demand = zipf(8, 16, 0.3, 3)
     fast = cluster_of(2, 4)
     slow = fast.but(scale_out=Port(1e6, 1e-5))
-    light = STAND_IN.but(expert_bytes=1000, non_moe_forward=1.0, non_moe_backward=2.0)
     assert (
-        place(slow, [demand], "auto", 2, STAND_IN).copies == place(slow, demand, "auto", 2, STAND_IN).copies
+        place(slow, [demand], "auto", 2, STAND_IN).copies <= place(slow, demand, "auto", 2, STAND_IN).copies
     )
-    assert place(fast, [demand], "auto", 2, light).replicas_R.min() == 2
+    assert place(fast, [demand], "auto", 2, LIGHT).replicas_R.min() == 2
+
+
+def test_where_homes_alone_serve_as_fast_there_are_no_replicas():
+    cluster, rng = cluster_of(2, 4), np.random.default_rng(0)
+    even = [Demand(rng.multinomial(40960, np.full(16, 1 / 16), 8)) for _ in range(3)]
+    busy = LIGHT.but(flops=4e12)  # rows cost more to compute than to send
+    for planner in FILLED:
+        assert place(cluster, even, planner, 2, busy).copies == 0
+        assert place(cluster, [*even, zipf(8, 16, 1.0, 3)], planner, 2, busy).copies > 0
+    assert place(cluster, even, "quota", 2).replicas_R.min() == 2  # nobody said what a step takes
 
 
 def test_auto_is_judged_by_the_mean_step_of_the_newest_records():

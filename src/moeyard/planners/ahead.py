@@ -24,6 +24,9 @@ RECORDS = 8  # of the past that are looked at; what is older has faded
 JUDGES = 3  # newest records that a placement is priced on
 FILLED = ("balanced", "quota", "auto")  # others mean their replicas for their own rank's rows, or have none
 PRICED = ("auto",)  # slots are filled as far as predicted time allows
+GAIN = (
+    1.02  # times the step with replicas that homes alone may take: gathers cost the host what no model counts
+)
 
 
 def newest(history: Demand | Sequence[Demand]) -> tuple[Demand, ...]:
@@ -68,10 +71,27 @@ def fill_ahead(
 
     A slot that the newest record does not need goes to the expert with the most risk per host (`risk_of`), on the rank that
     hosts the least. Without a cap there are as many slots everywhere as the fullest rank uses. Planners that weigh time fill all of
-    them, half or none: the least mean step time of the newest records, more replicas where that is within 1%.
+    them, half or none: the least mean step time of the newest records, more replicas where that is within 1%. Where a model says
+    that homes alone serve the newest records as fast within 2%, there are no replicas at all.
     """
     if planner not in FILLED:
         return placement
+    found = _filled(cluster, history, placement, planner, slots, model)
+    if model is None or not found.copies:
+        return found
+    homes = Placement.of_homes(found.home_E, cluster.num_ranks, found.planner)
+    alone, served = (_mean_seconds(cluster, history[-JUDGES:], one, model) for one in (homes, found))
+    return homes if alone <= GAIN * served else found
+
+
+def _filled(
+    cluster: Cluster,
+    history: Sequence[Demand],
+    placement: Placement,
+    planner: str,
+    slots: int | None,
+    model: ModelSpec | None,
+) -> Placement:
     cap = int(placement.replicas_R.max()) if slots is None else slots
     free = cluster.num_ranks * cap - placement.copies
     if free == 0:
