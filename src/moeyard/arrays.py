@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,18 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The same array, made read-only."""
     array.setflags(write=False)
     return array
+
+
+class Travels:
+    """A frozen dataclass that goes to other processes as its fields, whose arrays are read-only there too: kernels are compiled for one
+    kind of array, and an unpickled one could be written."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray, Travels, frozen
 from moeyard.crossing import Crossing, Likely, crossing_of, likely_crossing, served_from
 from moeyard.errors import InvalidDemand
 from moeyard.kernels.place.assign import run_sums
@@ -19,7 +19,7 @@ _MOST_CHOICES = 1 << 16  # of a token: it is looked at choice by choice
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
+class Assignment(Travels):
     """Runs of rows: `rows[i]` of those that rank `src[i]` sends to `expert[i]` are served by `host[i]`.
 
     Sorted by (src, expert, host): the rows of one (src, expert) go to its hosts in that order.

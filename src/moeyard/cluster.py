@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.arrays import FloatArray, IntArray, Travels, frozen
 from moeyard.errors import InvalidCluster
 from moeyard.kernels.lanes.quotas import UNIT, lane_table
 
@@ -32,6 +32,8 @@ class Port:
             )
         if not (self.latency >= 0 and math.isfinite(self.latency)):
             raise InvalidCluster(f"port latency must be zero or more and finite, got {self.latency!r} s")
+        for name in ("bandwidth", "latency"):  # whole numbers would have every kernel compiled once more
+            object.__setattr__(self, name, float(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Contention:
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class Cluster(Travels):
     """`nodes` hosts of `ranks_per_node` ranks, numbered node-major.
 
     A message inside a node uses the scale-up ports of its two ranks; between nodes it leaves by the sender's

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import IntArray, row_counts
+from moeyard.arrays import IntArray, Travels, row_counts
 from moeyard.errors import InvalidDemand
 
 
 @dataclass(frozen=True, eq=False)
-class Demand:
+class Demand(Travels):
     """rows[rank, expert]: how many token rows each rank's tokens send to each logical expert."""
 
     rows: IntArray

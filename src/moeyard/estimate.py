@@ -142,7 +142,7 @@ def estimate_messages(
 ) -> float:
     """Seconds of messages (stage, src, dst, rows), sorted by stage."""
     links, law = Links(cluster), cluster.contention.law
-    stage, src, dst = (np.ascontiguousarray(table[c]) for c in ("stage", "src", "dst"))
+    stage, src, dst = (writable(np.ascontiguousarray(table[c])) for c in ("stage", "src", "dst"))
     messages = _listed(links, stage, src, dst, table.rows * float(row_bytes))
     if cluster.datacenters > 1:
         return _by_time(links, messages, stages)

@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import BoolArray, IntArray, frozen
+from moeyard.arrays import BoolArray, IntArray, Travels, frozen
 from moeyard.errors import InvalidPlacement
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class Placement(Travels):
     """home_E[e]: the rank that owns expert e. hosts_ER[e, r]: rank r holds e, as its home or as a replica."""
 
     home_E: IntArray

@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import IntArray, frozen, row_counts
+from moeyard.arrays import IntArray, Travels, frozen, row_counts
 from moeyard.errors import InvalidTraffic
 
 ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class Traffic(Travels):
     """rows[src, dst] token rows of `row_bytes` each. The diagonal stays on the rank.
 
     `fan`: where a row crosses to a node once. So many of rows[src, dst], the last of their block, are copies of rows that

@@ -1,8 +1,10 @@
 """What holds for every kernel: its size, its one signature, a reference; and for the objects on disk: never stale, never in the way."""
 
 import ast
+import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from numba import typeof, types
 
+import moeyard as my
 from moeyard.kernels import compile as objects
 from moeyard.kernels.signatures import FILE, arguments, written
 
@@ -131,6 +134,38 @@ def test_a_signature_is_read_as_it_was_written():
     values = (1, 2.0, True, matrix, matrix.T, matrix[:, 0], frozen, (1, 2), (1, 2.0, frozen), np.uint64(3))
     for kinds in (tuple(map(typeof, values)), (), (types.int64,)):
         assert arguments(", ".join(map(written, kinds))) == kinds
+
+
+def test_what_goes_to_another_process_keeps_its_kind_of_array():
+    cluster = my.Cluster(2, 2, my.Port(10**9, 0), my.Port(1e9, 1e-5))
+    demand = my.Demand(np.arange(16).reshape(4, 4))
+    placement = my.place(cluster, demand, "quota", 1)
+    served = my.assign(cluster, demand, placement, "quota")
+    for one in (cluster, demand, placement, served, served.traffic(8)):
+        for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+            for name, value in vars(other).items():
+                kept = getattr(one, name)
+                assert type(kept) is type(value)
+                if isinstance(value, np.ndarray):
+                    assert typeof(value) == typeof(kept)
+                    assert value.tolist() == kept.tolist()
+
+
+def test_whole_numbers_compile_nothing_anew():
+    assert [type(x) for x in (my.Port(10**9, 0).bandwidth, my.Port(10**9, 0).latency)] == [float, float]
+
+
+def test_one_message_is_estimated_by_the_kernel_of_many(monkeypatch):
+    """The columns of a table with one row are views of it, and read-only like it."""
+    import moeyard.estimate  # noqa: F401
+
+    module, port, seen = sys.modules["moeyard.estimate"], my.Port(1e9, 1e-5), []
+    kernel = module.seconds_by_time
+    monkeypatch.setattr(module, "seconds_by_time", lambda *given: seen.append(given) or kernel(*given))
+    cluster = my.Cluster(2, 1, port, port, datacenters=2, wan=port)
+    my.estimate(cluster, my.schedule(cluster, my.Traffic([[0, 3], [0, 0]], 8), "ecmp"))
+    known = json.loads(FILE.read_text(encoding="utf-8"))["kernels"]["cost.clock.seconds_by_time"]
+    assert {", ".join(written(typeof(one)) for one in given) for given in seen} == {known}
 
 
 # A package of two kernels in two files, with the machinery of the real one.
