@@ -33,7 +33,13 @@ WORTH = 0.15  # share of a step; a choice, not a finding: docs/replay.md says wh
 NEARLY = 0.02  # share of a step that fewer slots may cost
 AUTO = "auto"  # of dedup
 SMALLER = (1 / 4, 1 / 16, 1 / 64)  # of the tokens: where does it stop paying?
-TRIED = ("static", "quota", "prophet", "domains")  # planners that are asked there, with scheduler auto
+TRIED = (
+    "static",
+    "quota",
+    "prophet",
+    "domains",
+    "auto",
+)  # planners that are asked there, with scheduler auto
 
 IDEAS = {
     "rails": "rows sprayed over all rails",

@@ -64,15 +64,15 @@ FEW = Shape(records=3, layers=1, experts=8, tokens=64, top_k=2)
 
 
 def test_where_fewer_tokens_stop_paying_the_best_for_fewer_tokens_is_asked():
-    """Replicas are for many tokens; on a lab's slow network schedules save on few, too."""
+    """Domains are for many tokens; on a lab's slow network schedules save on few, too."""
     lab, trace = (
         my.Cluster.load("lab-2x2"),
-        demand_over_time("hot-set:0.7,experts=1", 4, replace(FEW, tokens=65536)),
+        demand_over_time("hot-set:0.5,experts=2", 4, replace(FEW, tokens=65536)),
     )
-    found = advise(lab, trace, STAND_IN, slots=1)
+    found = advise(lab, trace, STAND_IN, slots=2)
     base = Job(lab, newest(sample(trace)[0], 1), STAND_IN)
     kept = [saving(with_tokens(base, share), found.together) >= WORTH for share in SMALLER]
-    fresh = [advise(lab, with_tokens(base, share).trace, STAND_IN, slots=1).worth for share in SMALLER]
+    fresh = [advise(lab, with_tokens(base, share).trace, STAND_IN, slots=2).worth for share in SMALLER]
     assert fresh != kept  # else this trace says nothing of the matter
     paying = [share for share, pays in zip(SMALLER, fresh, strict=True) if pays]
     assert found.least_tokens == max(
