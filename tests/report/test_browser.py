@@ -109,16 +109,16 @@ def test_a_map_of_many_panels_can_be_read_on_a_phone(all_pages, browser):
 
 
 POINT = """
-var figure = document.querySelectorAll(".js-plotly-plot")[arguments[0]];
-figure.scrollIntoView({block: "center"});
-var box = figure.querySelector(".nsewdrag").getBoundingClientRect();
+var panel = document.querySelectorAll(".js-plotly-plot")[arguments[0]].querySelector(".nsewdrag");
+panel.scrollIntoView({block: "center"});  // a figure of many panels is taller than the screen
+var box = panel.getBoundingClientRect();
 return [box.left, box.top, box.width, box.height]
 """
 
 
 # plotly says it in a frame of its own, which a busy machine draws late
 TOLD = """
-var done = arguments[0], left = 20;
+var done = arguments[0], left = 8;
 (function look() {
   if (document.querySelector(".hoverlayer .hovertext")) done(true);
   else if (left-- == 0) done(false);

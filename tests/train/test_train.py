@@ -55,7 +55,7 @@ def losses(out, mode):
 
 
 def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
-    asked = ("--steps", "3", "--compute", "200000", "--checkpoint-every", "2")
+    asked = ("--steps", "3", "--compute", "2000", "--checkpoint-every", "2")
     whole = train(root, tmp_path / "a", *asked)
     assert [one["name"] for one in whole["modes"]] == ["plain", "moeyard"]
     assert [len(one["seconds"]) for one in whole["modes"]] == [3, 3]
@@ -108,7 +108,7 @@ def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
     assert done["summary"] == again["summary"]
 
     # Other options are another run.
-    said = refused(root, tmp_path / "a", "--steps", "3", "--compute", "200000", "--seed", "1", "--resume")
+    said = refused(root, tmp_path / "a", "--steps", "3", "--compute", "2000", "--seed", "1", "--resume")
     assert (
         said == "moeyard: --resume with other options: --seed was 0, now 1; give the same, or another --out"
     )
