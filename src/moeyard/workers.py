@@ -61,11 +61,26 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
             if name == "loky":
                 start(jobs)
             with Parallel(n_jobs=jobs, backend=name, return_as=return_as) as parallel:
-                yield parallel
+                try:
+                    yield parallel
+                except KeyboardInterrupt:
+                    _hush()
+                    raise
     except ModuleNotFoundError as error:
         raise MoeyardError(
             f"backend {name}: no module {error.name}; pip install 'moeyard[{name}]'"
         ) from error
+
+
+def _hush() -> None:
+    """joblib's thread that hands out work may find its queue closed while the processes are ended, and would print where it was."""
+    before = threading.excepthook
+
+    def hook(said: threading.ExceptHookArgs) -> None:
+        if said.thread is None or said.thread.name != "ExecutorManagerThread":
+            before(said)
+
+    threading.excepthook = hook
 
 
 @contextmanager
