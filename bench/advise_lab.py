@@ -1,11 +1,11 @@
 """What `advise` says of the lab's training runs, beside what was measured.
 
-    python -m bench.advise_lab [--trace NAME=PATH:EXPERTS ...] [--write]
+    python -m bench.advise_lab [--runs FILE] [--trace NAME=PATH:EXPERTS ...] [--write MARK]
 
-For each trace of bench/results/train_step.json (written by `python -m bench.train_step`): `advise` on the lab's own cluster file, with the
+For each trace of bench/results/train_step.json, or FILE (written by `python -m bench.train_step`): `advise` on the lab's own cluster file, with the
 model that was trained there, the rest of a layer as the run measured it, one replica slot as it had, and counts drawn from the trace's shares as
 the run drew them. Compared is the share of a step that all of moeyard saves over `direct` with experts at home. --trace: where a trace
-lies that does not come with moeyard. --write: into docs/replay.md. Exits with 1 where a saving is more than a fifth off, or even routing is called worth it.
+lies that does not come with moeyard. --write: into docs/replay.md, between these marks. Exits with 1 where a saving is more than a fifth off, or even routing is called worth it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ def counts(source: str, experts: int, layers: int, ranks: int, tokens: int, top:
 
 
 def row(name: str, source: str, experts: int, run: dict[str, Any]) -> Row:
-    lab = LabSpec.load(LAB)
+    lab = LabSpec.load(run.get("lab", LAB))
     options = Options("", config={"num_local_experts": experts}, compute=lab.compute)
     config = make_config(options)
     forward, backward = (int(ms) / 1e3 for ms in REST.search(run["conditions"]["accelerator"]).groups())  # type: ignore[union-attr]
@@ -92,16 +93,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
-    parser.add_argument("--write", action="store_true", help="the table into docs/replay.md")
+    parser.add_argument("--runs", type=Path, default=ROOT / "bench" / "results" / "train_step.json")
+    parser.add_argument("--write", metavar="MARK", help="the table into docs/replay.md, between these marks")
     options = parser.parse_args()
-    runs = json.loads((ROOT / "bench" / "results" / "train_step.json").read_text())
+    runs = json.loads(options.runs.read_text())
     found = []
     for name, text in (BUILT_IN | dict(one.split("=", 1) for one in options.trace)).items():
         source, _, experts = text.rpartition(":")
+        if name not in runs:
+            print(f"{options.runs} has no run of {name}: left out")
+            continue
         found.append(row(name, source, int(experts), runs[name]))
     print(table(found))
     if options.write:
-        write_figures("docs/replay.md", "trust", table(found))
+        write_figures("docs/replay.md", options.write, table(found))
     skewed = [one for one in found if one.name != "balanced"]
     raise SystemExit(
         any(abs(one.off) > LIMIT for one in skewed)

@@ -1,6 +1,6 @@
 """An iteration in the lab, all modes side by side, on each trace: what docs/train.md shows under "Every mode".
 
-python -m bench.train_step [--steps 12] [--modes all-of-them] [--trace NAME=PATH:EXPERTS ...] [--save FILE] [--write]
+python -m bench.train_step [--steps 12] [--modes all-of-them] [--trace NAME=PATH:EXPERTS ...] [--lab LAB] [--save FILE] [--write]
 
 Without --trace: mixtral-8 (16 experts) and olmoe-64 (64 experts), which come with moeyard; PATH may be `even`, where every expert gets as
 many rows. --save appends to what a file holds of other
@@ -34,7 +34,9 @@ TRACES = {
 }  # name -> (source, experts of the model)
 
 
-def measure(name: str, source: str, experts: int, modes: tuple[str, ...], steps: int) -> dict[str, Any]:
+def measure(
+    name: str, source: str, experts: int, modes: tuple[str, ...], steps: int, lab: str
+) -> dict[str, Any]:
     """One run of all modes on one trace."""
     with tempfile.TemporaryDirectory() as folder:
         if source == EVEN:
@@ -42,15 +44,16 @@ def measure(name: str, source: str, experts: int, modes: tuple[str, ...], steps:
             np.save(source, np.ones((1, experts)))  # a load array [layer, expert]
         options = Options(
             folder, modes=modes, steps=steps, warmup=2, skew=source, config={"num_local_experts": experts},
-            compute=LabSpec.load(LAB).compute,
+            compute=LabSpec.load(lab).compute,
         )  # fmt: skip
-        in_lab(LAB, options, "rails", quiet=True)
+        in_lab(lab, options, "rails", quiet=True)
         run = load_run(folder)
         found = {mode.name: mode.summary for mode in run.modes}
         return {
             "trace": name,
             "experts": experts,
             "steps": steps,
+            "lab": lab,
             "conditions": dict(run.conditions) | {"routing": f"skew of the trace {name}"},
             "modes": mode_data(run),
             "summary": {
@@ -115,6 +118,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--modes", default="all-of-them")
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
+    parser.add_argument(
+        "--lab",
+        default=LAB,
+        help="a lab's name or file; bench/lab-4x4-half.toml where two cores are too slow for all of lab-4x4",
+    )
     parser.add_argument("--save", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="the figures of the file into docs/train.md")
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
@@ -126,7 +134,7 @@ def main() -> None:
         traces[name] = (source, int(experts))
     results = json.loads(options.save.read_text()) if options.save.exists() else {}
     for name, (source, experts) in traces.items() if options.measure else ():
-        results[name] = measure(name, source, experts, modes_of([options.modes]), options.steps)
+        results[name] = measure(name, source, experts, modes_of([options.modes]), options.steps, options.lab)
         print(table(results[name]), flush=True)
         options.save.write_text(json.dumps(results, indent=1))
     if options.write:
