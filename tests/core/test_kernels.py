@@ -238,6 +238,10 @@ def test_a_missing_kernel_is_compiled_beside_with_a_line_and_then_kept(trial):
         "trial.inner.inner.link": "ahead",
         "trial.outer.outer.code": "ahead",
     }
+    made = (trial / "__pycache__" / "objects").rglob("*.code")
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o644}, (
+        "other users of the install cannot read it"
+    )
     assert run(trial, CALL) == ("6", "")
     # Python calls what only kernels called before: the object without machine code is not taken for one that has it.
     assert run(trial, CALL_INNER)[0] == "4"

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import moeyard as my  # noqa: E402
 from moeyard.arrays import frozen  # noqa: E402
+from moeyard.forms.listed import Listed  # noqa: E402
 from moeyard.runtime.agree.digests import cluster_digest, plan_digest  # noqa: E402
 from moeyard.runtime.agree.plans import CHAINS, PlanCache, Steps, chains  # noqa: E402
 from moeyard.runtime.observe.measure import rail_factors  # noqa: E402
@@ -48,6 +49,9 @@ def test_a_plan_digest_tells_plans_apart_without_their_transfers():
         for name in ("direct", "ecmp", "fast", "shunt")
     }
     assert len(digests) == 8
+    made = my.schedule(cluster, my.Traffic(rows, 8), "direct")
+    listed = Listed(made.stages, made.form.table(), 4)  # knows no traffic
+    assert len({plan_digest(my.Schedule(cluster, my.Traffic(rows, size), listed)) for size in (8, 16)}) == 2
     again = my.schedule(cluster.but(name="another name"), my.Traffic(rows, 8), "fast")
     assert plan_digest(again) in digests
     assert cluster_digest(cluster) != cluster_digest(cluster.but(rails=[[1, 0], [1, 1]]))

@@ -137,11 +137,11 @@ def file_name(name: str, signature: str, kind: str) -> str:
 
 
 def kept() -> set[str]:
-    """The files of all objects of this stamp."""
+    """The files of all objects of this stamp that can be read."""
     found: set[str] = set()
     for place in places():
-        with contextlib.suppress(OSError):
-            found.update(os.listdir(place / STAMP))
+        with contextlib.suppress(OSError), os.scandir(place / STAMP) as files:
+            found.update(file.name for file in files if os.access(file.path, os.R_OK))
     return found
 
 
@@ -159,6 +159,7 @@ def _write(file: str, data: bytes) -> None:
         return
     with tempfile.NamedTemporaryFile(dir=into, prefix=".", delete=False) as temporary:
         temporary.write(data)
+    os.chmod(temporary.name, 0o644)  # an install serves all users of a machine
     os.replace(temporary.name, into / file)
 
 
