@@ -8,6 +8,7 @@ know nothing of one another. All are replayed on the same records; what is recom
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,7 +70,7 @@ class Choice:
 
     def yard(self, cluster: str) -> str:
         """The line to paste."""
-        parts = [f'cluster="{cluster}"', f'scheduler="{self.scheduler}"']
+        parts = [f"cluster={json.dumps(cluster, ensure_ascii=False)}", f'scheduler="{self.scheduler}"']
         if self.planner != "static":
             parts += [f'planner="{self.planner}"', f"slots={self.slots}"]
         if self.dedup:

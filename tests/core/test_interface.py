@@ -205,6 +205,7 @@ def test_train_without_a_lab_leaves_nothing(call, tmp_path, monkeypatch):
 
 def test_a_misspelt_name_is_named(call):
     refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
+    refused(call("simulate", "h200-2x8,", "zipf:0.9"), "cluster 'h200-2x8,' has an empty name beside a comma")
     refused(call("warm", "trian"), "unknown group of kernels 'trian'", "did you mean 'train'")
 
 
@@ -213,6 +214,10 @@ def test_a_misspelt_name_is_named(call):
     [
         (("advise", "h200-2x8", "mixtral-8"), "--out"),
         (("compare", "a", "b"), "--out"),
+        (("simulate", "h200-2x8", "zipf:0.9"), "--npz"),
+        (("schedule", "h200-2x8", "zipf:0.9"), "--save"),
+        (("plan", "h200-2x8", "mixtral-8"), "--save"),
+        (("report", "."), "--out"),
         (("reproduce", "rails"), "--page"),
         (("record", "model", "text"), "--out"),
         (("lab", "bench", "lab-2x2"), "--out"),

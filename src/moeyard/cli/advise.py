@@ -27,7 +27,7 @@ from moeyard.cli.routing import (
     Wanted,
     read_case,
 )  # fmt: skip
-from moeyard.cli.show import check_place, console, print_json, table
+from moeyard.cli.show import check_place, console, notice, print_json, table
 from moeyard.kernels.build import prepare
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.replay.job import AHEAD
@@ -69,15 +69,18 @@ def run(
         )  # fmt: skip
         if out is not None:
             bar.update("replaying: where it pays")
-            _write_page(out, case, advice, cluster, forecast, overlap)
+            page = _page(case, advice, cluster, forecast, overlap)
     name = cluster if not Path(cluster).suffix else str(Path(cluster))
     if json:
         print_json(_data(case, advice, name, forecast, overlap))
     else:
         _show(case, advice, name, forecast, overlap)
+    if out is not None:  # after what was found is told
+        out.write_text(page, encoding="utf-8")
+        notice(f"page: {out}")
 
 
-def _write_page(out: Path, case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> None:
+def _page(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> str:
     from moeyard.breakeven import experts_by_wan, tokens_by_rate
     from moeyard.replay import Job
     from moeyard.report.advice import advice_page
@@ -96,7 +99,7 @@ def _write_page(out: Path, case: Case, advice: Advice, cluster: str, forecast: s
         [grid for grid in grids if grid is not None],
         advice.together.yard(cluster),
     )
-    out.write_text(page.html(), encoding="utf-8")
+    return page.html()
 
 
 def _data(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool) -> dict[str, Any]:
@@ -153,7 +156,13 @@ def _show(case: Case, advice: Advice, cluster: str, forecast: str, overlap: bool
         f"a rank has at most {advice.most_rows:.1f} x the mean rows"
     )
     if advice.balanced:
-        out.print("the routing is balanced: schedules and replicas have little to gain here")
+        fewer = [
+            name
+            for name in LESS_TRAFFIC
+            if name in advice.alone and advice.saving(advice.alone[name]) >= NOTHING
+        ]
+        but = f"; {' and '.join(fewer)} would save by sending less, however even it is" if fewer else ""
+        out.print(f"the routing is balanced: schedules and replicas have little to gain here{but}")
     if case.cluster.nodes > 1 and case.top_k is None:
         out.print("dedup: not told how many experts a token chooses; --top-k or --model says it")
     if not advice.worth:
@@ -190,8 +199,6 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
         )
     idle = [name for name, choice in advice.alone.items() if advice.saving(choice) < NOTHING]
     where = [f"{', '.join(idle)} alone"] if idle else []
-    if case.cluster.datacenters == 1 and "domains" in idle:
-        where.append("domains: there is one datacenter")
     if advice.least_tokens is not None:
         where.append(f"1/{round(1 / advice.least_tokens)} of these tokens or fewer, by the ways tried there")
     out.print(f"would not pay: {'; '.join(where) or 'nothing found'}")
@@ -199,6 +206,7 @@ def _what_to_do(out: Console, case: Case, advice: Advice, cluster: str, forecast
 
 
 NOTHING = 0.02  # share of a step
+LESS_TRAFFIC = ("domains", "dedup")  # ideas that need no skew
 
 
 def _more_or_less(saved: float) -> str:

@@ -17,7 +17,7 @@ def run(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of
     if json:
         print_json({name: cluster_data(c) | {"description": text} for name, (c, text) in presets.items()})
         return
-    rows = table("name", ">nodes x ranks", ">nics", ">scale-up", ">scale-out", ">latency", "description")
+    rows = table("name", ">nodes x ranks", "?>nics", "?>scale-up", ">scale-out", "?>latency", "?description")
     for name, (c, text) in presets.items():
         rows.add_row(
             name,

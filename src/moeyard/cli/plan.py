@@ -9,7 +9,7 @@ import typer
 
 from moeyard.assign import POLICIES
 from moeyard.cli import complete
-from moeyard.cli.show import console, print_json, table
+from moeyard.cli.show import check_place, console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.errors import MoeyardError, UnknownName, suggest
@@ -105,6 +105,7 @@ def run(
     (once), predicted time of the layer's forward and backward, how many times the bound that no placement can beat, and
     the time to plan (warm).
     """
+    check_place("--save", save)
     machines = load_cluster(cluster)
     asked, folded = read_demand(demand, machines.num_ranks, record, layer)
     spec = STAND_IN if model is None else load_model(model)

@@ -67,8 +67,6 @@ def _record(model: Path, text: Path, ranks: int, sequences: int, length: int, as
 
     from moeyard.runtime import record_text
 
-    notice(f"loading {model}; then how long the text will take is said after its first batch")
-    plain: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
     tokenizer, words = _bytes, content.decode("latin-1")
     if not as_bytes:
         try:
@@ -76,6 +74,12 @@ def _record(model: Path, text: Path, ranks: int, sequences: int, length: int, as
         except (OSError, ValueError, KeyError) as error:
             raise InvalidFile(f"{model}: no tokenizer here; put one there, or use --bytes") from error
         words = content.decode(errors="replace")
+    elif len(content) < sequences * length:
+        raise InvalidFile(
+            f"{text}: {len(content)} bytes, a batch is {sequences} sequences of {length}; give more text, or smaller --sequences or --length"
+        )
+    notice(f"loading {model}; then how long the text will take is said after its first batch")
+    plain: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
     with Waiting("batches", 1) as waiting:
         how: Any = {"watch": lambda done, of: waiting.update(done, total=of)}
         return record_text(plain, words, tokenizer, ranks=ranks, sequences=sequences, length=length, **how)

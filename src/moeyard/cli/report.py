@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from moeyard.cli.show import check_place
+
 
 def run(
     source: Annotated[
@@ -22,4 +24,5 @@ def run(
     """Build the report page of a run, a replay, a simulation or a benchmark: one HTML file, no network needed."""
     from moeyard.report import write_report
 
+    check_place("--out", out)
     print(write_report(source, out))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moeyard.cli import complete
-from moeyard.cli.show import bars, console, law, nic_seconds, print_json, table
+from moeyard.cli.show import bars, check_place, console, law, nic_seconds, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.compare import Candidate, best, compare
 from moeyard.formats import ROW_BYTES, load_cluster, load_traffic
@@ -66,6 +66,7 @@ def run(
     For each: its stages, messages of the busiest nic, estimated time, how many times the lower bound that is, and the
     time to plan it (warm). The picture shows how busy each nic is, under the plainest scheduler and the best.
     """
+    check_place("--save", save)
     machines = load_cluster(cluster)
     rows = read_traffic(machines, traffic, mb, row_bytes, seed)
     prepare("schedule")

@@ -86,7 +86,8 @@ class Waiting:
         self.task = self.bar.add_task(what, total=total, completed=int(done))
 
     def __enter__(self) -> Waiting:
-        self.bar.start()
+        if sys.stderr.isatty():  # elsewhere it would leave an empty line
+            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:

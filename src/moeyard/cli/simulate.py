@@ -17,7 +17,7 @@ from rich.text import Text
 from moeyard.bounds import bound
 from moeyard.cli import complete
 from moeyard.cli.schedule import read_traffic
-from moeyard.cli.show import Waiting, bars, console, law, print_json, table
+from moeyard.cli.show import Waiting, bars, check_place, console, law, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.errors import MoeyardError
 from moeyard.formats import ROW_BYTES, load_cluster
@@ -97,6 +97,11 @@ def run(
     """
     wanted = _tolerance(tolerance)
     check_backend(backend)
+    check_place("--npz", npz)
+    check_place("--chrome", chrome)
+    for what, names in (("cluster", cluster), ("traffic", traffic)):
+        if not all(names.split(",")):
+            raise MoeyardError(f"{what} {names!r} has an empty name beside a comma; leave the comma out")
     points = [
         Point(machines, f"{source} {size:g} MB", read_traffic(machines, source, size, row_bytes, seed), name)
         for machines in map(_named, cluster.split(","))
@@ -126,6 +131,8 @@ def run(
         print_json(_data(point, plan, timeline, wall))
     else:
         _show(point, plan, timeline, wall)
+        for path in filter(None, (chrome, npz)):
+            print(f"written to {path}")
 
 
 def _tolerance(text: str) -> Tolerance:

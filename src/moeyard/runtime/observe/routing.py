@@ -184,10 +184,11 @@ def record_text(
     parallel = next(iter(expert_modules(model)), None)
     rank, size = (0, 1) if parallel is None else _place_of(parallel[1])
     whole = sequences * length
-    if sequences % size or len(ids) < whole:
+    if sequences % size:
+        raise InvalidDemand(f"{sequences} sequences for {size} ranks; give a multiple of {size}")
+    if len(ids) < whole:
         raise InvalidDemand(
-            f"a batch of {sequences} x {length} tokens for {size} ranks, from a text of {len(ids)} tokens; give a multiple of "
-            f"{size} sequences and at least one batch of text"
+            f"the text has {len(ids)} tokens, a batch {sequences} sequences of {length}; give more text, fewer sequences or a smaller length"
         )
     device = next(model.parameters()).device
     was_training = model.training
