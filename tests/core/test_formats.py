@@ -346,6 +346,10 @@ def test_a_trace_is_not_taken_for_traffic_nor_the_reverse(tmp_path):
         ({"counts": np.full((1, 1, 2, 2), 0.5)}, "float64"),
         ({"counts": counts((1, 1, 2, 2)), "steps": np.arange(3)}, "1 records"),
         ({"counts": counts((1, 1, 2, 2)), "meta": np.array("{")}, "meta is not JSON"),
+        (
+            {"counts": counts((1, 1, 2, 2)), "meta": np.array([2**31], np.uint32).view("U1")},
+            "damaged",
+        ),  # no letter
         ({"counts": counts((1, 1, 2, 2)), "meta": np.array("[]")}, "JSON object"),
     ],
 )

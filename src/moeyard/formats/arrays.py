@@ -7,6 +7,7 @@ import io
 import json
 import math
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -142,6 +143,10 @@ def _read_npy(file: IO[bytes], size: int) -> NDArray[Any]:
     if promised != len(content) or file.read(1) != b"":
         raise _HeaderLies(f"its header promises {promised} bytes of shape {shape}, there are {there}")
     flat = np.frombuffer(content, dtype=dtype) if content else np.empty(0, dtype)
+    if dtype.kind == "U" and content:  # numpy makes strings of any number, which Python then cannot handle
+        letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+        if letters.max() > sys.maxunicode:
+            raise ValueError(f"a letter {letters.max()}, beyond {sys.maxunicode}")
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
