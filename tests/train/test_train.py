@@ -30,7 +30,7 @@ SMALL = [
 def start(root, out, *more):
     environment = os.environ | {"PYTHONPATH": str(root / "src")}
     command = [sys.executable, "-m", "moeyard", "train", *SMALL, "--out", str(out), *more]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=480, check=False)
 
 
 def train(root, out, *more):
@@ -54,6 +54,7 @@ def losses(out, mode):
     return {line["step"]: line["loss"] for line in metrics(out, mode)}
 
 
+@pytest.mark.timeout(900)  # four commands of a quarter of a minute each, where nobody else wants the cores
 def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path):
     asked = ("--steps", "3", "--compute", "2000", "--checkpoint-every", "2")
     whole = train(root, tmp_path / "a", *asked)
