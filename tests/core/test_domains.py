@@ -209,7 +209,7 @@ def test_it_is_a_planner_like_the_others():
 
 @pytest.mark.parametrize("experts", [256, 8000])
 def test_a_thousand_datacenters_are_planned_in_a_second(experts):
-    """Of the processor; where others keep memory busy, in the time of twenty sums over the counts."""
+    """Of the processor; where others keep memory busy, in the time of fifteen sums over the counts, which is no more than that."""
     cluster = Cluster(1000, 8, Port(400e9, 1e-6), Port(50e9, 5e-6), datacenters=1000, wan=Port(1.25e9, 5e-3))
     rng = np.random.default_rng(0)
     skew = rng.gamma(0.5, 20, (1, experts)).astype(np.int64)
@@ -224,4 +224,4 @@ def test_a_thousand_datacenters_are_planned_in_a_second(experts):
         clock.append(time.process_time())
     took = np.diff(clock)
     assert placement.num_ranks == 8000
-    assert took[0::2].min() < max(1.0, 20 * took[1::2].min())
+    assert took[0::2].min() < max(1.0, 15 * took[1::2].min())

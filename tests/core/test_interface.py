@@ -13,6 +13,7 @@ from bench import commands
 import moeyard as my
 from moeyard.cli import complete, show
 from moeyard.cli.app import COMMANDS, app
+from moeyard.kernels.signatures import table
 from moeyard.lab.loads import STANDARD, fitting_mb, lab_traffic, standard
 
 
@@ -207,6 +208,11 @@ def test_a_misspelt_name_is_named(call):
     refused(call("plan", "h200-4x8", "mixtrl-8"), "unknown trace 'mixtrl-8'", "did you mean 'mixtral-8'")
     refused(call("simulate", "h200-2x8,", "zipf:0.9"), "cluster 'h200-2x8,' has an empty name beside a comma")
     refused(call("warm", "trian"), "unknown group of kernels 'trian'", "did you mean 'train'")
+
+
+def test_the_help_of_warm_lists_its_groups(call):
+    text = call("warm", "--help")[1]
+    assert all(name in text for name in table().commands)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ The split of rows over the hosts will be exact, so a placement need not be: what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from moeyard.kernels.place.spare import add_spare, risk_of
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
 from moeyard.planners.quota import plan_quota
+
+Price = Callable[[Placement], float]
 
 RECORDS = 8  # of the past that are looked at; what is older has faded
 JUDGES = 3  # newest records that a placement is priced on
@@ -76,21 +79,16 @@ def fill_ahead(
     """
     if planner not in FILLED:
         return placement
-    found = _filled(cluster, history, placement, planner, slots, model)
+    price = partial(_mean_seconds, cluster, history[-JUDGES:], model or STAND_IN)
+    found = _filled(cluster, history, placement, slots, price if planner in PRICED else None)
     if model is None or not found.copies:
         return found
     homes = Placement.of_homes(found.home_E, cluster.num_ranks, found.planner)
-    alone, served = (_mean_seconds(cluster, history[-JUDGES:], one, model) for one in (homes, found))
-    return homes if alone <= GAIN * served else found
+    return homes if price(homes) <= GAIN * price(found) else found
 
 
 def _filled(
-    cluster: Cluster,
-    history: Sequence[Demand],
-    placement: Placement,
-    planner: str,
-    slots: int | None,
-    model: ModelSpec | None,
+    cluster: Cluster, history: Sequence[Demand], placement: Placement, slots: int | None, price: Price | None
 ) -> Placement:
     cap = int(placement.replicas_R.max()) if slots is None else slots
     free = cluster.num_ranks * cap - placement.copies
@@ -104,15 +102,15 @@ def _filled(
         add_spare(risk_E, homes, writable(cluster.speed), cap, copies, hosts)
         return Placement(placement.home_E, hosts, placement.planner, model_assumed=placement.model_assumed)
 
-    if planner not in PRICED:
+    if price is None:
         return filled(free)
     tries = [filled(free), filled(free // 2), placement]
-    seconds = [_mean_seconds(cluster, history[-JUDGES:], one, model or STAND_IN) for one in tries]
+    seconds = [price(one) for one in tries]
     return next(one for one, cost in zip(tries, seconds, strict=True) if cost <= 1.01 * min(seconds))
 
 
 def _mean_seconds(
-    cluster: Cluster, records: Sequence[Demand], placement: Placement, model: ModelSpec
+    cluster: Cluster, records: Sequence[Demand], model: ModelSpec, placement: Placement
 ) -> float:
     """Of a layer, served its best way, over these records."""
     total = 0.0
