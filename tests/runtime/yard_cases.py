@@ -58,9 +58,21 @@ def basics(rank, world):
         one_exchange(yard, rows)
     dist.barrier()
     bound_rails(world)
+    bound_device(rows)
     measured(world)
     summed(rank, world)
     return "all"
+
+
+def bound_device(rows):
+    """As `init_process_group(device_id=...)` leaves the world on GPUs: torch then asks every new group for that device."""
+    dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
+    try:
+        with yr.Yard(timeout=30) as yard:
+            one_exchange(yard, rows)
+            assert dist.get_world_size(yard.groups.background) == yard.size
+    finally:
+        dist.group.WORLD.bound_device_id = None
 
 
 def summed(rank, world):
