@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import all_writable, frozen
+from moeyard.arrays import all_writable
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.lanes import Lanes
 from moeyard.kernels.program.lower import lower_tables
@@ -36,18 +36,18 @@ def lower(schedule: Schedule, rank: int) -> Program:
         input_rows=input_rows,
         relay_rows=relay_rows,
         output_rows=output_rows,
-        stage_S=frozen(own),
-        scale_out_S=frozen(stages.scale_out[own]),
-        after_ptr=frozen(after_ptr),
-        after=frozen(after),
-        message_ptr=frozen(message_ptr),
-        peer=frozen(peer),
-        send=frozen(send),
-        rows=frozen(rows),
-        run_ptr=frozen(run_ptr),
-        run_space=frozen(space),
-        run_offset=frozen(offset),
-        run_rows=frozen(length),
+        stage_S=own,
+        scale_out_S=stages.scale_out[own],
+        after_ptr=after_ptr,
+        after=after,
+        message_ptr=message_ptr,
+        peer=peer,
+        send=send,
+        rows=rows,
+        run_ptr=run_ptr,
+        run_space=space,
+        run_offset=offset,
+        run_rows=length,
         keep_input=keep_input,
         keep_output=keep_output,
         keep_rows=int(schedule.traffic.rows[rank, rank]),

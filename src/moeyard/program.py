@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeyard.arrays import BoolArray, IntArray
+import numpy as np
+
+from moeyard.arrays import BoolArray, IntArray, frozen
 
 INPUT, RELAY, OUTPUT = 0, 1, 2  # where a run of rows lies
 
@@ -41,6 +43,11 @@ class Program:
     keep_input: int
     keep_output: int
     keep_rows: int
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():  # whoever made it: kernels are compiled for one kind of array
+            if isinstance(value, np.ndarray):
+                frozen(value)
 
     @property
     def num_stages(self) -> int:

@@ -136,6 +136,16 @@ def found_on(schedule, some=range(0, 32, 5)):
         yield program, launches_of(in_transfers(program, schedule), lanes)
 
 
+def test_a_program_in_transfers_has_the_kind_of_arrays_that_kernels_are_compiled_for():
+    made = my.schedule(cluster_of(2, 4), my.Traffic(np.full((8, 8), 4096), 4096), "fast")
+    program = my.lower(made, 0)
+    cut = in_transfers(program, made)
+    assert cut is not program
+    for name, value in vars(program).items():
+        if isinstance(value, np.ndarray):
+            assert not getattr(cut, name).flags.writeable, name
+
+
 def uneven(seed, evenness):
     rng = np.random.default_rng(seed)
     return my.Traffic(
