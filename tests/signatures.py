@@ -29,12 +29,17 @@ COMMANDS = {
 
 
 def train():
-    """What `moeyard train` prepares by default."""
+    """What `moeyard train` prepares by default, in a lab and on one machine."""
+    import moeyard as my
     from moeyard.lab import LabSpec
     from moeyard.train.options import Options
     from moeyard.train.prepare import prepare
 
-    prepare(LabSpec.load("lab-4x4").cluster, Options(out="", modes=("plain", "direct", "moeyard")))
+    for cluster in (
+        LabSpec.load("lab-4x4").cluster,
+        my.Cluster(1, 2, my.Port(1e9, 1e-5), my.Port(1e9, 1e-5)),
+    ):
+        prepare(cluster, Options(out="", modes=("plain", "direct", "moeyard")))
 
 
 def run(name):
