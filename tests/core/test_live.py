@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -202,3 +205,30 @@ def test_a_run_that_was_here_before_that_says_nothing_more_or_is_gone(tmp_path):
 
 def test_an_empty_folder_has_a_state(tmp_path):
     assert run_state(tmp_path)["modes"] == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from moeyard.cli.train import _watched
+
+with _watched(Path(sys.argv[1])):
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a lab is Linux's, and so is death with the parent")
+def test_the_page_of_a_training_that_is_killed_ends_with_it(tmp_path, root):
+    training = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = training.stderr.readline()
+    assert address.startswith("http://127.0.0.1:")
+    # read until nobody has it open: the page is gone too
+    assert training.communicate("\n", timeout=20)[1] == ""
+    assert training.returncode == -signal.SIGKILL

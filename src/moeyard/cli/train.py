@@ -130,9 +130,12 @@ def run(
 
 @contextlib.contextmanager
 def _watched(out: Path) -> Iterator[None]:
-    """A page in a process of its own: the ranks are forked from this one, which should have no threads."""
+    """A page in a process of its own, which ends with this one: the ranks are forked from here, where there should be no threads."""
+    from moeyard.lab.spaces import die_with_parent
+
     out.mkdir(parents=True, exist_ok=True)
-    page = subprocess.Popen([sys.executable, "-m", "moeyard", "watch", str(out)], stdout=sys.stderr)
+    command = [sys.executable, "-m", "moeyard", "watch", str(out)]
+    page = subprocess.Popen(command, stdout=sys.stderr, preexec_fn=die_with_parent)
     try:
         yield
     finally:
