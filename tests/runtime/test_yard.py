@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 import moeyard as my  # noqa: E402
 from moeyard.arrays import frozen  # noqa: E402
 from moeyard.forms.listed import Listed  # noqa: E402
+from moeyard.runtime.agree.agreement import Agreement, Asked  # noqa: E402
+from moeyard.runtime.agree.ahead import Forecasts  # noqa: E402
 from moeyard.runtime.agree.digests import cluster_digest, plan_digest  # noqa: E402
 from moeyard.runtime.agree.plans import CHAINS, PlanCache, Steps, chains  # noqa: E402
 from moeyard.runtime.observe.measure import rail_factors  # noqa: E402
@@ -121,3 +123,54 @@ def test_more_chains_than_threads_share_in_stage_order():
     assert sorted(s for chain in found for s in chain) == list(range(1, 21))
     for chain in found:
         assert chain == sorted(chain)
+
+
+class _Alone:
+    """A control and a guard of one rank; what is told is kept."""
+
+    def __init__(self):
+        self.told = []
+
+    def agree_digest(self, digest):
+        self.told.append(digest)
+        return lambda: None
+
+    def watched(self, where, call):
+        return call()
+
+
+def test_plans_of_several_parts_are_compared_at_once_and_each_counts():
+    cluster = my.Cluster(2, 2, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5))
+    first, second, third = (Asked(my.Traffic(np.full((4, 4), n), 8), n) for n in (1, 2, 3))
+
+    def told(*calls):
+        alone = _Alone()
+        agreement = Agreement(alone, alone, 0)
+        agreement.plan_for(cluster, "direct", 0)
+        plans = [agreement.plans_of(call) for call in calls]
+        return alone.told, [[plan.schedule.traffic for plan in one] for one in plans]
+
+    digests, traffics = told([first, second], [second, third], [first, third])
+    assert len(digests) == 2  # the third call finds both
+    assert traffics == [
+        [one.traffic for one in call] for call in ((first, second), (second, third), (first, third))
+    ]
+    assert told([second, third])[0] != told([first, third])[0]  # what differs in any part differs
+    assert told([first, second])[0] != told([first, second._replace(also=9)])[0]
+
+
+def test_the_next_call_is_planned_when_the_rows_are_back_or_somebody_asks():
+    forecasts, demand, seen = Forecasts(), my.Demand(np.ones((2, 2), int)), []
+    plan = lambda history: seen.append(len(history)) or len(seen)  # noqa: E731
+    assert forecasts.coming(1) is None
+    forecasts.seen(1, demand, None, plan)
+    assert seen == []  # rows travel
+    forecasts.start()
+    assert forecasts.coming(1) == 1
+    forecasts.seen(1, demand, None, plan)
+    assert forecasts.coming(1) == 2  # asked before they were back
+    assert seen == [1, 2]
+    forecasts.seen(1, demand, None, plan)
+    forecasts.forget()
+    assert forecasts.coming(1) is None
+    forecasts.close()

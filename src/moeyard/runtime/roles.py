@@ -16,6 +16,7 @@ import torch
 
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
+from moeyard.runtime.agree.agreement import Agreement
 from moeyard.runtime.agree.ahead import Forecasts
 from moeyard.runtime.agree.control import Control
 from moeyard.runtime.agree.copies import Held
@@ -44,6 +45,9 @@ class Member(Protocol):
 
 class Crew(Member, Protocol):
     """Ranks that exchange rows by plans they agree on."""
+
+    @property
+    def agreement(self) -> Agreement: ...
 
     def agree(
         self,

@@ -28,7 +28,7 @@ from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.formats import load_cluster
 from moeyard.model import ModelSpec
-from moeyard.runtime.agree.agreement import Agreement
+from moeyard.runtime.agree.agreement import Agreement, Asked
 from moeyard.runtime.agree.ahead import Forecasts
 from moeyard.runtime.agree.control import Control
 from moeyard.runtime.agree.copies import Held, compare_copies
@@ -245,7 +245,7 @@ class Yard:
     def plan(self, traffic: Traffic, also: int = 0, scheduler: str | None = None) -> Plan:
         """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
         that must agree. scheduler: one that was chosen before. Every rank calls this with the same traffic."""
-        return self.agreement.plan(traffic, also, scheduler)
+        return self.agreement.plans_of([Asked(traffic, also)], scheduler)[0]
 
     def start(
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,13 @@ from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
 CONFIGURATIONS = 4  # whose plans are kept
+
+
+class Asked(NamedTuple):
+    """A plan that is asked for. also: another digest that must agree."""
+
+    traffic: Traffic
+    also: int = 0
 
 
 class Agreement:
@@ -81,29 +89,38 @@ class Agreement:
             self._watcher.agreed(kind, began, time.monotonic())
         return values
 
-    def plan(self, traffic: Traffic, also: int = 0, scheduler: str | None = None) -> Plan:
-        """The plan of this traffic, from the cache or made now and compared with the other ranks'. `also`: another digest
-        that must agree. scheduler: one that was chosen before. Every rank calls this with the same traffic."""
+    def plans_of(self, asked: Sequence[Asked], scheduler: str | None = None) -> list[Plan]:
+        """Plans of these, from the cache or made now and compared with the other ranks' at once. scheduler: one that was chosen before.
+        Every rank calls this with the same traffic."""
         began = time.monotonic()
-        key = PlanCache.key(traffic, also)
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self._guard.watched(
-                "plan", lambda: self._make(traffic, also, scheduler or self._scheduler)
+        keys = [PlanCache.key(*one) for one in asked]
+        known = [self.plans.get(key) for key in keys]
+        missing = [i for i, plan in enumerate(known) if plan is None]
+        if missing:
+            made = self._guard.watched(
+                "plan", lambda: self._make([asked[i] for i in missing], scheduler or self._scheduler)
             )
-            self.plans.put(key, plan)
-        self._history = small_digest(self._history, plan.digest, also)
-        if self._watcher is not None:
-            self._watcher.planned(plan, began, time.monotonic())
-        return plan
+            for i, plan in zip(missing, made, strict=True):
+                known[i] = plan
+                self.plans.put(keys[i], plan)
+        found = [plan for plan in known if plan is not None]
+        for plan, (_, also) in zip(found, asked, strict=True):
+            self._history = small_digest(self._history, plan.digest, also)
+            if self._watcher is not None:
+                ended = time.monotonic()
+                self._watcher.planned(plan, began, ended)
+                began = ended
+        return found
 
-    def _make(self, traffic: Traffic, also: int, scheduler: str) -> Plan:
-        plan = make_plan(self._cluster, traffic, scheduler, self._rank)
-        finish = self.control.agree_digest(small_digest(plan.digest, also))
-        for part in plan.parts:
-            _ = part.forward  # lowered while the digests travel
+    def _make(self, asked: Sequence[Asked], scheduler: str) -> list[Plan]:
+        plans = [make_plan(self._cluster, one.traffic, scheduler, self._rank) for one in asked]
+        told = [number for plan, one in zip(plans, asked, strict=True) for number in (plan.digest, one.also)]
+        finish = self.control.agree_digest(small_digest(*told))
+        for plan in plans:
+            for part in plan.parts:
+                _ = part.forward  # lowered while the digests travel
         finish()
-        return plan
+        return plans
 
 
 def make_plan(cluster: Cluster, traffic: Traffic, scheduler: str, rank: int) -> Plan:

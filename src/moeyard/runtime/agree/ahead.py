@@ -1,4 +1,5 @@
-"""Plans for the next call of a layer, made beside the training from the counts of the calls before.
+"""Plans for the next call of a layer, made beside the training from the counts of the calls before, once its rows are back: while they
+travel, the host has enough to do.
 
 Every rank has the same counts and makes the same plan; none decides alone, nor by its clock: who needs a plan waits for it, and its
 digest rides with the next counts before anything is sent by it.
@@ -11,6 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from moeyard.demand import Demand
@@ -53,12 +55,14 @@ class Forecasts:
         self._after: dict[int, int] = {}  # site -> the one that was called next, the last time
         self._last: int | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._seen: list[tuple[_Site, Callable[[], Coming]]] = []  # to be planned
         self._watcher = watcher
         self.waited = 0.0  # seconds that calls waited for plans
         self.steady = False  # what is planned stays: set by all ranks between the same two steps
 
     def coming(self, site: int) -> Coming | None:
         """The plan of this site's next call; None if it was never called."""
+        self.start()
         found = self._sites.get(site)
         if found is None or found.coming is None:
             return None
@@ -84,7 +88,7 @@ class Forecasts:
         return found if found is not None and self._last is not None and found <= self._last else None
 
     def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
-        """A call of this site, served by `used`; its next one is planned from now on, on a thread of its own."""
+        """A call of this site, served by `used`; its next one is planned from the next `start` on."""
         one, key = self.note(site, demand), _key(demand)
         one.used[key] = used
         one.used.move_to_end(key)
@@ -93,11 +97,18 @@ class Forecasts:
         if self._last is not None:
             self._after[self._last] = site
         self._last = site
-        if self.steady and one.coming is not None:
+        if not self.steady or one.coming is None:
+            self._seen.append((one, partial(plan, tuple(one.history))))
+
+    def start(self) -> None:
+        """Plan for what was seen, on a thread of its own."""
+        if not self._seen:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-plan")
-        one.coming = self._thread.submit(plan, tuple(one.history))
+        for one, plan in self._seen:
+            one.coming = self._thread.submit(plan)
+        self._seen.clear()
 
     def note(self, site: int, demand: Demand) -> _Site:
         """The counts of a call."""
@@ -154,6 +165,7 @@ class Forecasts:
         for one in self._sites.values():
             one.coming = None
             one.flying = Counter()
+        self._seen.clear()
         self._last = None
 
     def close(self) -> None:

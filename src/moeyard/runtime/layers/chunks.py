@@ -95,6 +95,7 @@ def through_experts(
     hidden = count > 1 and all(route.once is None for route in routes)
     done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
     y = done[0] if count == 1 else torch.cat(done)
+    yard.forecasts.start()
     if y.requires_grad and not recomputing():
         lands = yard.forecasts.flies(layer.site, demand)
         y.register_hook(lambda _: lands())  # type: ignore[no-untyped-call]

@@ -140,6 +140,7 @@ def combine(
         )
     order = None if route.grouped is None else route.grouped.reversed()
     back = send_rows(permute(rows, order), route.plan, route.yard, backward=True)
+    route.yard.forecasts.start()
     return summed(back, route, top_k_weights, dtype)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from moeyard.crossing import Crossing
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand
 from moeyard.placement import Placement
+from moeyard.runtime.agree.agreement import Asked
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.compiled import recomputing
@@ -184,15 +186,37 @@ class _Job(NamedTuple):
         served: Assignment,
         told: _Crossed,
     ) -> list[Route]:
-        """One a part; demand, served: of all tokens."""
-        if len(parts) == 1:
-            return [self._route(index_TK, parts[0], demand, served, told.of(0, 1), told.crosses)]
-        made = []
-        for i, index in enumerate(index_TK.tensor_split(len(parts))):
-            demand = Demand(np.ascontiguousarray(rows_CRE[i]))
-            found = told.of(i, len(parts))
-            made.append(self._route(index, parts[i], demand, self.assigned(demand), found, told.crosses))
-        return made
+        """One a part, planned together; demand, served: of all tokens."""
+        indices = index_TK.tensor_split(len(parts))
+        demands, servings = [demand], [served]
+        if len(parts) > 1:
+            demands = [Demand(np.ascontiguousarray(rows)) for rows in rows_CRE]
+            servings = [self.assigned(one) for one in demands]
+        heard = [
+            self._heard(part, one, told.of(i, len(parts))) if told.crosses else None
+            for i, (part, one) in enumerate(zip(parts, servings, strict=True))
+        ]
+        asked = [self._asked(*one) for one in zip(servings, heard, strict=True)]
+        plans = self.yard.agreement.plans_of(asked, self.scheduler)
+        return [
+            self._route(*one) for one in zip(indices, parts, demands, servings, heard, plans, strict=True)
+        ]
+
+    def _heard(
+        self, part: Counted, served: Assignment, heard: crossing.Heard | None
+    ) -> crossing.Heard | None:
+        """What crosses to a node once; None where that does not pay for this part."""
+        found = heard or crossing.cross_after(self.yard, part.expert_TK, served, self.hosts.num_experts)
+        fanned = found.traffic(self.yard, self.row_bytes)
+        return found if crossing.worth_once(self.yard, served.rows_RR, fanned) else None
+
+    def _asked(self, served: Assignment, heard: crossing.Heard | None) -> Asked:
+        hosts = self.hosts
+        digest = small_digest(
+            hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
+        )
+        traffic = served.traffic if heard is None else partial(heard.traffic, self.yard)
+        return Asked(traffic(self.row_bytes), digest)
 
     def _route(
         self,
@@ -201,20 +225,11 @@ class _Job(NamedTuple):
         demand: Demand,
         served: Assignment,
         heard: crossing.Heard | None,
-        crosses: bool,
+        plan: Plan,
     ) -> Route:
-        yard, hosts = self.yard, self.hosts
-        digest = small_digest(
-            hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
-        )
-        found, once = None, None
-        if crosses:
-            heard = heard or crossing.cross_after(yard, part.expert_TK, served, hosts.num_experts)
-            fanned = heard.traffic(yard, self.row_bytes)
-            found = heard if crossing.worth_once(yard, served.rows_RR, fanned) else None
-        plan = yard.plan(served.traffic(self.row_bytes) if found is None else fanned, digest, self.scheduler)
-        if found is not None:
-            once = crossing.once_of(plan, hosts, part.expert_TK, found.mine, served.rows_RR, index.device)
+        yard, hosts, once = self.yard, self.hosts, None
+        if heard is not None:
+            once = crossing.once_of(plan, hosts, part.expert_TK, heard.mine, served.rows_RR, index.device)
         return _route(yard, hosts, served, demand, plan, part, index, once)
 
 
