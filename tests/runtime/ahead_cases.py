@@ -63,6 +63,7 @@ def everything(rank, world, steps):
         found["asked"] = asked(yard, rank)
         found["order"] = order(yard, rank)
         found["evaluated"] = evaluated(yard, rank)
+        found["planned behind"] = planned_behind(yard, rank)
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
         found["as data"] = as_data(yard, rank)
         found["homes by themselves"] = homes_by_themselves(yard, world)
@@ -91,6 +92,7 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
         placements.add(None if coming is None else coming.digest)
         if step == steps // 2:  # homes move in the middle
             homes = np.roll(ours.layers[0].home_E, 1)
+            homes[0] = homes[-1]  # one rank has more than the others from now on
             moved = yr.move_experts(ours, yard, homes, optimizers[1])
     return {
         "worst": worst, "filled": yard.workspace.turn - filled, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
@@ -136,6 +138,15 @@ def inferred(yard, rank):
             found.append(oracle.relative(ours(x), wanted))
     yard.choose(scheduler="auto")
     return max(found)
+
+
+def planned_behind(yard, rank):
+    """What is still to be planned after a forward, if nobody asks for it."""
+    _, ours = models(yard, 2)
+    x, _ = oracle.shares(yard.size, 6)[rank]
+    with torch.no_grad():
+        ours(x)
+    return len(yard.forecasts._seen)
 
 
 def given_away(yard):

@@ -98,6 +98,10 @@ def test_inference_mode_is_that_of_every_thread(found):
     assert max(rank["inferred"] for rank in found) < 1e-12
 
 
+def test_the_plan_of_every_layer_is_begun_before_anybody_asks_for_it(found):
+    assert [rank["planned behind"] for rank in found] == [0] * len(found)
+
+
 def test_a_rank_may_give_its_only_expert_away(found):
     for moved, same in (rank["given away"] for rank in found):
         assert moved == [3, 3]

@@ -157,6 +157,8 @@ def test_plans_of_several_parts_are_compared_at_once_and_each_counts():
     ]
     assert told([second, third])[0] != told([first, third])[0]  # what differs in any part differs
     assert told([first, second])[0] != told([first, second._replace(also=9)])[0]
+    assert told([first, second])[0] != told([first, second._replace(traffic=third.traffic)])[0]
+    assert len(set(map(id, told([first, first])[1][0]))) == 1  # what is asked for twice is planned once
 
 
 def test_the_next_call_is_planned_when_the_rows_are_back_or_somebody_asks():

@@ -95,15 +95,18 @@ class Agreement:
         began = time.monotonic()
         keys = [PlanCache.key(*one) for one in asked]
         known = [self.plans.get(key) for key in keys]
-        missing = [i for i, plan in enumerate(known) if plan is None]
+        missing = {
+            key: one for key, plan, one in zip(keys, known, asked, strict=True) if plan is None
+        }  # each once
+        made: dict[bytes, Plan] = {}
         if missing:
-            made = self._guard.watched(
-                "plan", lambda: self._make([asked[i] for i in missing], scheduler or self._scheduler)
+            plans = self._guard.watched(
+                "plan", lambda: self._make(list(missing.values()), scheduler or self._scheduler)
             )
-            for i, plan in zip(missing, made, strict=True):
-                known[i] = plan
-                self.plans.put(keys[i], plan)
-        found = [plan for plan in known if plan is not None]
+            made = dict(zip(missing, plans, strict=True))
+            for key, plan in made.items():
+                self.plans.put(key, plan)
+        found = [plan or made[key] for key, plan in zip(keys, known, strict=True)]
         for plan, (_, also) in zip(found, asked, strict=True):
             self._history = small_digest(self._history, plan.digest, also)
             if self._watcher is not None:

@@ -1,8 +1,8 @@
 """One layer ahead: hosts planned from past counts, the next layer's experts on their way while this one computes.
 
-    open_call --> counts agreed --> hosts_of --> seen --> begin_next
-       |                              |            |          gather of the next layer, behind this one
-       |                              |            plan of this layer's next call, on a thread
+    open_call --> counts agreed --> hosts_of --> seen --> begin_next ... rows are back --> start
+       |                              |                      |                               plan of this layer's next call, on a thread
+       |                              |                      gather of the next layer, behind this one
        |                              what was planned, and what was begun for it if that still holds
        whether the parameters were touched since, and the plans' digest: they ride with the counts
 
@@ -171,7 +171,7 @@ class Call:
         return choose_placement(self.yard.cluster, self.yard.options, demand, self.home_E, self.rows[1])
 
     def served(self, demand: Demand, placement: Placement, begun: Ahead | None) -> Ahead | None:
-        """Plan this layer's next call, and begin the gather of the next layer's. Gives this layer's own gather, begun now if it was not."""
+        """Note what to plan this layer's next call from, and begin the gather of the next layer's. Gives this layer's own gather, begun now if it was not."""
         if self.again:
             return begun
         yard, layer = self.yard, self.layer

@@ -54,6 +54,8 @@ def move_experts(
             parameter.data = moves(parameter.data)
             parameter.grad = None
         one.module.expert_share = Share(one.home_E, yard.rank, one.share.stacks)
+    if orders:
+        yard.forecasts.forget()  # plans send experts from where they were
     return sum(int((one.home_E != one.share.home_E).sum()) for one in orders)
 
 

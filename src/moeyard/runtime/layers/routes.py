@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -192,31 +191,32 @@ class _Job(NamedTuple):
         if len(parts) > 1:
             demands = [Demand(np.ascontiguousarray(rows)) for rows in rows_CRE]
             servings = [self.assigned(one) for one in demands]
-        heard = [
-            self._heard(part, one, told.of(i, len(parts))) if told.crosses else None
-            for i, (part, one) in enumerate(zip(parts, servings, strict=True))
-        ]
-        asked = [self._asked(*one) for one in zip(servings, heard, strict=True)]
+        asked, heard = zip(
+            *(
+                self._asked(part, one, told.of(i, len(parts)), told.crosses)
+                for i, (part, one) in enumerate(zip(parts, servings, strict=True))
+            ),
+            strict=True,
+        )
         plans = self.yard.agreement.plans_of(asked, self.scheduler)
         return [
             self._route(*one) for one in zip(indices, parts, demands, servings, heard, plans, strict=True)
         ]
 
-    def _heard(
-        self, part: Counted, served: Assignment, heard: crossing.Heard | None
-    ) -> crossing.Heard | None:
-        """What crosses to a node once; None where that does not pay for this part."""
-        found = heard or crossing.cross_after(self.yard, part.expert_TK, served, self.hosts.num_experts)
-        fanned = found.traffic(self.yard, self.row_bytes)
-        return found if crossing.worth_once(self.yard, served.rows_RR, fanned) else None
-
-    def _asked(self, served: Assignment, heard: crossing.Heard | None) -> Asked:
+    def _asked(
+        self, part: Counted, served: Assignment, heard: crossing.Heard | None, crosses: bool
+    ) -> tuple[Asked, crossing.Heard | None]:
+        """What a part sends, and what of it crosses to a node once; None where that does not pay for it."""
         hosts = self.hosts
         digest = small_digest(
             hosts.home_E, hosts.hosts_ER, served.src, served.expert, served.host, served.rows
         )
-        traffic = served.traffic if heard is None else partial(heard.traffic, self.yard)
-        return Asked(traffic(self.row_bytes), digest)
+        if crosses:
+            heard = heard or crossing.cross_after(self.yard, part.expert_TK, served, hosts.num_experts)
+            fanned = heard.traffic(self.yard, self.row_bytes)
+            if crossing.worth_once(self.yard, served.rows_RR, fanned):
+                return Asked(fanned, digest), heard
+        return Asked(served.traffic(self.row_bytes), digest), None
 
     def _route(
         self,
