@@ -92,7 +92,7 @@ def trained(yard, world, steps, layers, accumulation, checkpointed):
         placements.add(None if coming is None else coming.digest)
         if step == steps // 2:  # homes move in the middle
             homes = np.roll(ours.layers[0].home_E, 1)
-            homes[0] = homes[-1]  # one rank has more than the others from now on
+            homes[0] = homes[1]  # one rank has more than the others from now on
             moved = yr.move_experts(ours, yard, homes, optimizers[1])
     return {
         "worst": worst, "filled": yard.workspace.turn - filled, "ahead": yard.workspace.ahead, "spot": yard.workspace.spot, "plans": len(placements), "moved": moved,
