@@ -180,10 +180,10 @@ PLANNING = [
     ),
     Mutant(
         "the way back keeps the order of stages",
-        "schedule.py",
-        "flipped[:, 0] = self.num_stages - 1 - flipped[:, 0]",
-        "pass",
-        "tests/core/test_saved.py::test_the_way_back_survives_its_file",
+        "kernels/program/tables.py",
+        "stages - 1 - table[i, STAGE]",
+        "table[i, STAGE]",
+        "tests/core/test_program_kernels.py::test_the_way_back_is_every_hop_turned_round_and_sorted",
     ),
     Mutant(
         "a bit is a tenth of a byte",

@@ -15,10 +15,8 @@ def lower(schedule: Schedule, rank: int) -> Program:
     if not 0 <= rank < schedule.traffic.num_ranks:
         raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
     stages = schedule.stages
-    if (
-        isinstance(schedule.form, Lanes) and not schedule.backward
-    ):  # the same in one call: this is on the critical path
-        lowered = schedule.form.lowered(rank)
+    if isinstance(schedule.form, Lanes):  # the same in one call: this is on the critical path
+        lowered = schedule.form.lowered(rank, schedule if schedule.backward else None)
     else:
         sends, receives = all_writable(schedule.sends(rank), schedule.receives(rank))
         rows, waits = schedule.traffic.rows, (stages.after_ptr, stages.after)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeyard.arrays import BoolArray, IntArray, all_writable, frozen
+from moeyard.arrays import BoolArray, IntArray, all_writable, frozen, writable
 from moeyard.cluster import Cluster
-from moeyard.kernels.program.tables import inverted_after, merge_messages, sort_transfers
+from moeyard.kernels.program.tables import flipped, inverted_after, merge_messages
 from moeyard.traffic import Traffic
 
 # One hop src -> dst of rows [start, start + rows) of the block origin -> target. A table of them is an int64
@@ -125,9 +125,7 @@ class Schedule:
         return digest.hexdigest()[:32]
 
     def _flip(self, table: IntArray) -> IntArray:
-        flipped = np.ascontiguousarray(table[:, [0, 2, 1, 4, 3, 5, 6]])  # src <-> dst, origin <-> target
-        flipped[:, 0] = self.num_stages - 1 - flipped[:, 0]
-        return frozen(sort_transfers(flipped, self.num_stages, self.cluster.num_ranks))
+        return frozen(flipped(writable(table), self.num_stages, self.cluster.num_ranks))
 
 
 def _records(table: IntArray, dtype: np.dtype[Any]) -> np.recarray[Any, Any]:

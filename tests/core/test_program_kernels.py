@@ -12,10 +12,12 @@ import moeyard as my
 from moeyard.arrays import frozen
 from moeyard.kernels.flow.dag import message_graph
 from moeyard.kernels.flow.lump import turned
+from moeyard.kernels.program.lower import lower_tables
 from moeyard.kernels.program.steps import chain_stages, join_runs
 from moeyard.kernels.program.tables import (
     DST,
     SRC,
+    flipped,
     inverted_after,
     merge_messages,
     sort_messages,
@@ -45,6 +47,47 @@ def test_transfers_are_sorted_by_column_from_the_first(table):
 def test_messages_keep_the_order_of_their_transfers(table, peer):
     slow = sorted(table.tolist(), key=lambda row: (row[0], row[peer]))  # Python's sort is stable
     assert sort_messages(table, 4, 5, peer).tolist() == slow
+
+
+@settings(deadline=None)
+@given(tables())
+def test_the_way_back_is_every_hop_turned_round_and_sorted(table):
+    slow = sorted(
+        [3 - s, dst, src, target, origin, start, rows]
+        for s, src, dst, origin, target, start, rows in table.tolist()
+    )
+    found = flipped(table, 4, 5).tolist()
+    assert [row[:6] for row in found] == [row[:6] for row in slow]
+    assert sorted(found) == slow  # rows, where all else is equal, in any order
+
+
+@settings(deadline=None)
+@given(jobs(), SCHEDULERS)
+def test_a_program_of_the_way_back_is_lowered_from_its_tables(job, scheduler):
+    """The fused kernel for lanes against the tables that any form gives."""
+    schedule = my.schedule(*job, scheduler).reversed()
+    stages, listed = schedule.stages, np.array(schedule.transfers().tolist(), np.int64).reshape(-1, 7)
+    for rank in range(schedule.cluster.num_ranks):
+        sends, receives = listed[listed[:, SRC] == rank], listed[listed[:, DST] == rank]
+        slow = lower_tables(
+            sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
+        )
+        program = my.lower(schedule, rank)
+        names = (
+            "stage_S",
+            "after_ptr",
+            "after",
+            "message_ptr",
+            "peer",
+            "send",
+            "rows",
+            "run_ptr",
+            "run_space",
+            "run_offset",
+            "run_rows",
+        )
+        for name, array in zip(names, slow, strict=False):
+            assert np.array_equal(getattr(program, name), array), name
 
 
 @settings(deadline=None)

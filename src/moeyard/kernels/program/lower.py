@@ -12,7 +12,7 @@ import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.parts import lane_part
-from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
+from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, by_payload, flipped
 
 INPUT, RELAY, OUTPUT = 0, 1, 2
 SENT, TAKEN, MESSAGES, RUNS, ARRIVED, LOST = range(6)  # of a cursor
@@ -76,37 +76,6 @@ def own_after(own, place, after_ptr, after):
                 n += 1
         ptr[i + 1] = n
     return ptr, out[:n].copy()
-
-
-@kernel
-def by_payload(table, ids, ranks):
-    """`ids` of table rows sorted by (origin, target, start)."""
-    for column in (TARGET, ORIGIN):
-        place = np.zeros(ranks + 1, np.int64)
-        for i in ids:
-            place[table[i, column] + 1] += 1
-        for r in range(ranks):
-            place[r + 1] += place[r]
-        sorted_ = np.empty_like(ids)
-        for i in ids:
-            sorted_[place[table[i, column]]] = i
-            place[table[i, column]] += 1
-        ids = sorted_
-    for n in range(1, len(ids)):  # rows of a block mostly come in order already
-        i = ids[n]
-        at = n
-        while at > 0:
-            j = ids[at - 1]
-            if (
-                table[j, ORIGIN] != table[i, ORIGIN]
-                or table[j, TARGET] != table[i, TARGET]
-                or table[j, START] <= table[i, START]
-            ):
-                break
-            ids[at] = j
-            at -= 1
-        ids[at] = i
-    return ids
 
 
 @kernel
@@ -260,3 +229,12 @@ def lower_lanes(rank, room, pairs, order):
     sends, receives = lane_part(False, room, rank, pairs, order), lane_part(True, room, rank, pairs, order)
     stages = len(order.after_ptr) - 1
     return lower_tables(sends, receives, rank, pairs.rows_RR, stages, order.after_ptr, order.after)
+
+
+@kernel
+def lower_lanes_back(rank, room, pairs, order, rows_RR, after_ptr, after):
+    """The same of the way back; its rows and stages are given."""
+    stages, ranks = len(after_ptr) - 1, len(rows_RR)
+    sends = flipped(lane_part(True, room, rank, pairs, order), stages, ranks)
+    receives = flipped(lane_part(False, room, rank, pairs, order), stages, ranks)
+    return lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after)

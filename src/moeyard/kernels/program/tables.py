@@ -60,6 +60,55 @@ def _by_columns(table, order, stages, ranks):
 
 
 @kernel
+def by_payload(table, ids, ranks):
+    """`ids` of table rows sorted by (origin, target, start)."""
+    for column in (TARGET, ORIGIN):
+        place = np.zeros(ranks + 1, np.int64)
+        for i in ids:
+            place[table[i, column] + 1] += 1
+        for r in range(ranks):
+            place[r + 1] += place[r]
+        sorted_ = np.empty_like(ids)
+        for i in ids:
+            sorted_[place[table[i, column]]] = i
+            place[table[i, column]] += 1
+        ids = sorted_
+    for n in range(1, len(ids)):  # rows of a block mostly come in order already
+        i = ids[n]
+        at = n
+        while at > 0:
+            j = ids[at - 1]
+            if (
+                table[j, ORIGIN] != table[i, ORIGIN]
+                or table[j, TARGET] != table[i, TARGET]
+                or table[j, START] <= table[i, START]
+            ):
+                break
+            ids[at] = j
+            at -= 1
+        ids[at] = i
+    return ids
+
+
+@kernel
+def flipped(table, stages, ranks):
+    """The same hops the other way round, last stage first; sorted by (stage, src, dst, origin, target, start)."""
+    out = np.empty_like(table)
+    for i in range(len(table)):
+        out[i, STAGE], out[i, START], out[i, ROWS] = (
+            stages - 1 - table[i, STAGE],
+            table[i, START],
+            table[i, ROWS],
+        )
+        out[i, SRC], out[i, DST] = table[i, DST], table[i, SRC]
+        out[i, ORIGIN], out[i, TARGET] = table[i, TARGET], table[i, ORIGIN]
+    order = by_payload(out, np.arange(len(out)), ranks)
+    for column, buckets in ((DST, ranks), (SRC, ranks), (STAGE, stages)):
+        order = _stable_pass(out, order, column, buckets)
+    return _gathered(out, order)
+
+
+@kernel
 def merge_messages(table):
     """[message, (stage, src, dst, rows)] of a table sorted by message."""
     out = np.empty((len(table), 4), np.int64)

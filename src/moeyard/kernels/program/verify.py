@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
-from moeyard.kernels.program.lower import by_payload, own_after, own_stages
-from moeyard.kernels.program.tables import ORIGIN, ROWS, STAGE, START, TARGET
+from moeyard.kernels.program.lower import own_after, own_stages
+from moeyard.kernels.program.tables import ORIGIN, ROWS, STAGE, START, TARGET, by_payload
 
 FINE, NOT_HELD, RECEIVED_TWICE, SENT_TWICE, PASSED_ON, MISSING = range(6)
 
