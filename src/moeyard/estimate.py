@@ -107,7 +107,7 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     """
     cluster = cluster or form.cluster
     if not cluster.spine:  # which rail a block takes is then not its sender's alone
-        return estimate_listed(cluster, Schedule(cluster, form.traffic, form))
+        return _message_by_message(cluster, form.messages(), form.stages, form.traffic.row_bytes)
     straight = Straight(
         form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip
@@ -141,9 +141,15 @@ def estimate_messages(
     cluster: Cluster, table: np.recarray[Any, Any], stages: Stages, row_bytes: int
 ) -> float:
     """Seconds of messages (stage, src, dst, rows), sorted by stage."""
+    columns = np.stack([table[c] for c in ("stage", "src", "dst", "rows")])
+    return _message_by_message(cluster, columns, stages, row_bytes)
+
+
+def _message_by_message(cluster: Cluster, table: IntArray, stages: Stages, row_bytes: int) -> float:
+    """Of [(stage, src, dst, rows), message], sorted by stage."""
     links, law = Links(cluster), cluster.contention.law
-    stage, src, dst = (writable(np.ascontiguousarray(table[c])) for c in ("stage", "src", "dst"))
-    messages = _listed(links, stage, src, dst, table.rows * float(row_bytes))
+    stage, src, dst, rows = table
+    messages = _listed(links, stage, src, dst, rows * float(row_bytes))
     if cluster.datacenters > 1:
         return _by_time(links, messages, stages)
     port_MH, size, latency = messages.port_MH, messages.size_M, messages.latency_M

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moeyard as my
-from moeyard.arrays import frozen
+from moeyard.arrays import frozen, writable
 from moeyard.kernels.flow.dag import message_graph
 from moeyard.kernels.flow.lump import turned
 from moeyard.kernels.program.lower import lower_tables
@@ -337,3 +337,18 @@ def test_stages_are_chained_as_the_slow_walk_chains_them(names, bits, most):
     assert found.tolist() == [
         next((c for c, chain in enumerate(expected) if s in chain), -1) for s in range(len(names))
     ]
+
+
+@settings(deadline=None)
+@given(jobs(), st.sampled_from(["direct", "ecmp"]))
+def test_the_messages_of_blocks_are_those_of_every_rank(job, scheduler):
+    try:
+        schedule = my.schedule(*job, scheduler)
+    except my.InvalidSchedule:
+        return  # a node without a nic
+    parts = [
+        row
+        for rank in range(job[0].num_ranks)
+        for row in merge_messages(writable(schedule.sends(rank))).tolist()
+    ]
+    assert schedule.form.messages().T.tolist() == sorted(parts)

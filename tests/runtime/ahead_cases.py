@@ -10,6 +10,7 @@ import oracle
 import torch
 import torch.distributed as dist
 from ahead_models import EXPERTS, models, rows, two_layers
+from behind_cases import begun_behind, planned_behind
 from exchange_cases import cluster_of
 from oracle_cases import check, gradient_errors, one_step
 from torch import nn
@@ -64,6 +65,7 @@ def everything(rank, world, steps):
         found["order"] = order(yard, rank)
         found["evaluated"] = evaluated(yard, rank)
         found["planned behind"] = planned_behind(yard, rank)
+        found["begun behind"] = begun_behind(yard, rank)
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
         found["as data"] = as_data(yard, rank)
         found["homes by themselves"] = homes_by_themselves(yard, world)
@@ -138,15 +140,6 @@ def inferred(yard, rank):
             found.append(oracle.relative(ours(x), wanted))
     yard.choose(scheduler="auto")
     return max(found)
-
-
-def planned_behind(yard, rank):
-    """What is still to be planned after a forward, if nobody asks for it."""
-    _, ours = models(yard, 2)
-    x, _ = oracle.shares(yard.size, 6)[rank]
-    with torch.no_grad():
-        ours(x)
-    return len(yard.forecasts._seen)
 
 
 def given_away(yard):

@@ -11,7 +11,7 @@ import numpy as np
 from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.program.blocks import block_receives, block_sends
+from moeyard.kernels.program.blocks import block_messages, block_receives, block_sends
 from moeyard.kernels.program.tables import DST, SRC, sort_messages, sort_transfers
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
@@ -68,6 +68,13 @@ class Blocks:
     def table(self) -> IntArray:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
         return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
+
+    def messages(self) -> IntArray:
+        """[(stage, src, dst, rows), message] of all ranks, sorted, without the transfers that they carry."""
+        found: IntArray = block_messages(
+            self.traffic.rows, self.cluster.ranks_per_node, self._numbers, *self._routing()
+        )
+        return found
 
     def _routing(self) -> tuple[Any, ...]:
         return self.hashed, self.cluster.stand_in_R, self.cluster.lanes[0], self.cluster.carrier_M

@@ -126,3 +126,41 @@ def block_receives(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier)
                     if b == me:
                         n = _put(out, n, stage[WIRE], a, me, i, j, rows_RR[i, j])
     return n
+
+
+@kernel
+def block_messages(rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
+    """[(stage, src, dst, rows), message] of all ranks, sorted by the first three: what `block_sends` says rank by rank, added up."""
+    ranks = len(rows_RR)
+    stages = np.int64(0)
+    for kind in range(len(stage)):
+        stages = max(stages, stage[kind] + 1)
+    sum_SRR = np.zeros((stages, ranks, ranks), np.int64)
+    for i in range(ranks):
+        for j in range(ranks):
+            rows = rows_RR[i, j]
+            if rows == 0 or i == j:
+                continue
+            if i // per == j // per:
+                sum_SRR[stage[LOCAL], i, j] += rows
+                continue
+            a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
+            if a != i:
+                sum_SRR[stage[BALANCE], i, a] += rows
+            sum_SRR[stage[WIRE], a, b] += rows
+            if b != j:
+                sum_SRR[stage[SPREAD], b, j] += rows
+    n = 0
+    for s in range(stages):
+        for a in range(ranks):
+            for b in range(ranks):
+                n += sum_SRR[s, a, b] > 0
+    out = np.empty((4, n), np.int64)
+    n = 0
+    for s in range(stages):
+        for a in range(ranks):
+            for b in range(ranks):
+                if sum_SRR[s, a, b] > 0:
+                    out[0, n], out[1, n], out[2, n], out[3, n] = s, a, b, sum_SRR[s, a, b]
+                    n += 1
+    return out
