@@ -97,6 +97,18 @@ def test_a_figure_without_a_label_is_not_shown(tmp_path, key):
         write_report(folder)
 
 
+def test_ranks_of_one_node_have_no_picture_of_rails(tmp_path):
+    folder = sample.write_run(tmp_path / "run", steps=3)
+    data = json.loads((folder / "run.json").read_text())
+    for mode in ("plain", "moeyard"):
+        rows = data["summary"][mode]["rows_per_rail"]
+        data["summary"][mode]["rows_per_rail"] = {way: np.zeros_like(rows[way]).tolist() for way in rows}
+    (folder / "run.json").write_text(json.dumps(data))
+    section = sections(folder)["Rows per rail"]
+    assert section.figure is None
+    assert "no row left its node" in section.note
+
+
 def test_rows_that_crossed_once_stand_beside_those_that_would_have(tmp_path):
     folder = sample.write_run(tmp_path / "run", steps=3)
     assert "once" not in sections(folder)["Rows per rail"].note

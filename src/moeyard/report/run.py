@@ -185,11 +185,13 @@ def _rails(run: Run) -> Section:
     origins = by_source((mode.name, mode.origin("rows_per_rail")) for mode in shown)
     modelled = [m.name for m in shown if m.origin("rows_per_rail").source is Source.MODELLED]
     last = run.modes[-1].measured
+    if not any(side.any() for sides in rows.values() for side in sides.values()):
+        return Section("Rows per rail", origins, "None: no row left its node, so none crossed a nic.")
     note = "Rows that crossed each nic in one step (mean over the steps), all exchanges together. Rows that stay inside a node cross none."
     if modelled:
         note += (
-            f" {' and '.join(modelled)}: not counted, gloo's own all-to-all tells nobody; as if each row took the rail of the lower of its "
-            f"two local ranks, which is gloo's rule."
+            f" {' and '.join(modelled)}: not counted, torch's own all-to-all tells nobody; as if each row took the rail of the lower of its "
+            f"two local ranks, which is gloo's rule (NCCL has rules of its own)."
         )
     note += "".join(_once(mode) for mode in shown)
     dead = None if last is None else last.cluster.rails
