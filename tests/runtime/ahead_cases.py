@@ -10,7 +10,7 @@ import oracle
 import torch
 import torch.distributed as dist
 from ahead_models import EXPERTS, models, rows, two_layers
-from behind_cases import begun_behind, planned_behind
+from behind_cases import planned_behind
 from exchange_cases import cluster_of
 from oracle_cases import check, gradient_errors, one_step
 from torch import nn
@@ -65,7 +65,6 @@ def everything(rank, world, steps):
         found["order"] = order(yard, rank)
         found["evaluated"] = evaluated(yard, rank)
         found["planned behind"] = planned_behind(yard, rank)
-        found["begun behind"] = begun_behind(yard, rank)
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
         found["as data"] = as_data(yard, rank)
         found["homes by themselves"] = homes_by_themselves(yard, world)

@@ -1,9 +1,6 @@
-"""When a layer begins its plans and the next layer's gather, in test_ahead.py."""
+"""When a layer begins its plans, in test_ahead.py."""
 
 from __future__ import annotations
-
-from itertools import pairwise
-from unittest import mock
 
 import oracle
 import torch
@@ -32,35 +29,3 @@ def planned_behind(yard, rank):
     there, route = yr.dispatch(tokens, chosen_TK, yard, EXPERTS, layer=known)
     yr.combine(there, route, None)
     return [*found, len(yard.forecasts._seen)]
-
-
-def begun_behind(yard, rank):
-    """What came just before the gather of each next layer was begun, in each way in which rows go."""
-    found = []
-    for way in WAYS:
-        yard.choose(**{"chunks": 1, "dedup": False} | way)
-        _, ours = models(yard, 3)
-        x, _ = oracle.shares(yard.size, 6)[rank]
-        events = []
-
-        def noting(name, call, events=events):
-            def noted(*arguments, **named):
-                events.append(name)
-                return call(*arguments, **named)
-
-            return noted
-
-        with torch.no_grad():
-            ours(x)  # what there is to gather is planned from these counts
-            with (
-                mock.patch.object(yard.transport, "start", noting("rows leave", yard.transport.start)),
-                mock.patch.object(
-                    yard.transport, "exchange", noting("rows are here", yard.transport.exchange)
-                ),
-                mock.patch.object(yard.agreement, "agree", noting("counts", yard.agreement.agree)),
-                mock.patch.object(ahead, "begin", noting("gather", ahead.begin)),
-            ):
-                ours(x)
-        found.append([before for before, event in pairwise(events) if event == "gather"])
-    yard.choose(chunks=1, dedup=False)
-    return found

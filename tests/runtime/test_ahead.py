@@ -102,11 +102,6 @@ def test_the_plan_of_every_layer_is_begun_before_anybody_asks_for_it(found):
     assert [rank["planned behind"] for rank in found] == [[0] * 5] * len(found)
 
 
-def test_the_next_layer_s_gather_is_begun_while_the_first_rows_travel(found):
-    """In one part and in two, of rows that go each for itself or cross once; of three layers, two have a next."""
-    assert [rank["begun behind"] for rank in found] == [[["rows leave"] * 2] * 4] * len(found)
-
-
 def test_a_rank_may_give_its_only_expert_away(found):
     for moved, same in (rank["given away"] for rank in found):
         assert moved == [3, 3]

@@ -1,5 +1,6 @@
 """The yard itself: how it finds the cluster, how it closes, what it keeps."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,6 +58,20 @@ def test_a_plan_digest_tells_plans_apart_without_their_transfers():
     again = my.schedule(cluster.but(name="another name"), my.Traffic(rows, 8), "fast")
     assert plan_digest(again) in digests
     assert cluster_digest(cluster) != cluster_digest(cluster.but(rails=[[1, 0], [1, 1]]))
+
+
+def test_a_plan_digest_reads_every_element_of_long_arrays_in_tuples():
+    cluster = my.Cluster(8, 4, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5)).but(
+        datacenters=2, wan=my.Port(1e7, 1e-3)
+    )
+    made = my.schedule(cluster, my.Traffic(np.full((32, 32), 5), 64), "wan")
+    plan = made.form.relays.plan
+    assert plan.rows_RR.size > 1000  # numpy's repr leaves the middle of it out
+    other = plan.rows_RR.copy()
+    other[16, 3] += 1
+    relays = replace(made.form.relays, plan=plan._replace(rows_RR=other))
+    changed = replace(made, form=replace(made.form, relays=relays))
+    assert plan_digest(changed) != plan_digest(made)
 
 
 def test_a_rail_that_lives_is_never_called_dead():

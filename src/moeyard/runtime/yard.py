@@ -186,7 +186,7 @@ class Yard:
     def _plan_for(self, cluster: Cluster) -> None:
         self.options.check_for(cluster)
         self.forecasts.forget()
-        self.workspace.due = self.workspace.begun = None
+        self.workspace.begun = None
         self.agreement.plan_for(cluster, self.options.scheduler, self.options.digest(cluster))
 
     # what roles ask for

@@ -57,8 +57,12 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(b"%d" % cluster_digest(value))
     elif is_dataclass(value):
         _feed_fields(digest, value)
+    elif isinstance(value, tuple):  # of arrays: numpy writes long ones out shortened
+        digest.update(b"%d of" % len(value))
+        for one in value:
+            _feed(digest, one)
     else:
-        digest.update(repr(value).encode())
+        digest.update(repr(value).encode() + b";")
 
 
 def _feed_fields(digest: Any, value: Any) -> None:

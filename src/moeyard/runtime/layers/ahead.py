@@ -1,8 +1,8 @@
 """One layer ahead: hosts planned from past counts, the next layer's experts on their way while this one computes.
 
-    open_call --> counts agreed --> hosts_of --> seen --> rows leave --> due ... rows are back --> start
-       |                              |                                  |                         plan of this layer's next call, on a thread
-       |                              |                                  gather of the next layer, behind this one
+    open_call --> counts agreed --> hosts_of --> seen --> begin_next ... rows are back --> start
+       |                              |                      |                               plan of this layer's next call, on a thread
+       |                              |                      gather of the next layer, behind this one
        |                              what was planned, and what was begun for it if that still holds
        whether the parameters were touched since, and the plans' digest: they ride with the counts
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -124,10 +124,9 @@ class Call:
 
     def opened(self) -> tuple[int, int]:
         """(1 if what was begun for this call may be old, a digest of the plans in use): both ride with the counts."""
-        forecasts, workspace = self.yard.forecasts, self.yard.workspace
-        workspace.due = None
         if self.again:
             return 0, 0
+        forecasts, workspace = self.yard.forecasts, self.yard.workspace
         self._coming = forecasts.coming(self.layer.site)
         if self._coming is not None and (self._coming.placement.home_E != self.home_E).any():
             self._coming = None  # homes have moved since
@@ -172,8 +171,7 @@ class Call:
         return choose_placement(self.yard.cluster, self.yard.options, demand, self.home_E, self.rows[1])
 
     def served(self, demand: Demand, placement: Placement, begun: Ahead | None) -> Ahead | None:
-        """Note what to plan this layer's next call from, and which layer's gather is to be begun behind this one's rows. Gives this
-        layer's own gather, begun now if it was not."""
+        """Note what to plan this layer's next call from, and begin the gather of the next layer's. Gives this layer's own gather, begun now if it was not."""
         if self.again:
             return begun
         yard, layer = self.yard, self.layer
@@ -186,7 +184,7 @@ class Call:
         way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
         if self._next is not None and self._next[0] > layer.site:
-            workspace.due = self._next
+            begin(yard, *self._next)
         return begun
 
 
@@ -231,13 +229,6 @@ def begin(yard: Hosts, site: int, coming: Coming) -> None:
     with unseen():
         hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
         yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming, evidence_of(layer.stacks))
-
-
-def due(yard: Hosts) -> Callable[[], None] | None:
-    """Begins the gather of the next layer, if this call has one to begin: while its first rows travel. Not before them: to make it ready
-    takes a layer's host as long as to plan, and what it sends would be in the rows' way."""
-    found, yard.workspace.due = yard.workspace.due, None
-    return None if found is None else lambda: begin(yard, *found)
 
 
 def begin_forward(yard: Hosts) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,64 +18,30 @@ from moeyard.runtime.roles import Crew
 from moeyard.runtime.transport.api import Pending
 from moeyard.traffic import Traffic
 
-Meanwhile = Callable[[], None]
-
-
-def exchange_while(
-    yard: Crew,
-    plan: Plan,
-    backward: bool,
-    output: torch.Tensor,
-    source: torch.Tensor,
-    agreed: bool,
-    meanwhile: Meanwhile | None,
-) -> None:
-    """The whole exchange, and something else while it is under way."""
-    if meanwhile is None:
-        yard.exchange(plan, backward, output, source, agreed=agreed)
-        return
-    under_way = yard.start(plan, backward, output, source, agreed=agreed)
-    try:
-        meanwhile()
-    finally:
-        under_way.wait()
-
 
 class Exchange(torch.autograd.Function):
     """Rows out by the plan, their gradients back by the same plan reversed (or the other way round)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: torch.Tensor,
-        plan: Plan,
-        yard: Crew,
-        backward: bool,
-        agreed: bool,
-        meanwhile: Meanwhile | None,
+        ctx: Any, rows: torch.Tensor, plan: Plan, yard: Crew, backward: bool, agreed: bool
     ) -> torch.Tensor:
         ctx.plan, ctx.yard, ctx.backward = plan, yard, backward
         arriving = sum(plan.input_splits if backward else plan.output_splits)
         output = rows.new_empty((arriving, *rows.shape[1:]))
-        exchange_while(yard, plan, backward, output, rows.contiguous(), agreed, meanwhile)
+        yard.exchange(plan, backward, output, rows.contiguous(), agreed=agreed)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return send_rows(grads[0], ctx.plan, ctx.yard, not ctx.backward), None, None, None, None, None
+        return send_rows(grads[0], ctx.plan, ctx.yard, not ctx.backward), None, None, None, None
 
 
 def send_rows(
-    rows: torch.Tensor,
-    plan: Plan,
-    yard: Crew,
-    backward: bool = False,
-    *,
-    agreed: bool = False,
-    meanwhile: Meanwhile | None = None,
+    rows: torch.Tensor, plan: Plan, yard: Crew, backward: bool = False, *, agreed: bool = False
 ) -> torch.Tensor:
-    """The rows that arrive when `rows` are sent by the plan, or by its way back. Differentiable. meanwhile: called while they travel."""
-    return Exchange.apply(rows, plan, yard, backward, agreed, meanwhile)  # type: ignore[no-untyped-call,no-any-return]
+    """The rows that arrive when `rows` are sent by the plan, or by its way back. Differentiable."""
+    return Exchange.apply(rows, plan, yard, backward, agreed)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class Travel:

@@ -21,7 +21,7 @@ from moeyard.dedup import may_cross_once
 from moeyard.demand import Demand
 from moeyard.placement import Placement
 from moeyard.runtime.block.compiled import recomputing
-from moeyard.runtime.layers.ahead import Layer, due
+from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.autograd import Leaving, send_rows
 from moeyard.runtime.layers.counted import Together
 from moeyard.runtime.layers.dispatch import Spread, combine, permute, summed
@@ -124,9 +124,9 @@ def _one_by_one(
     done = []
     for route, x, weight in parts:
         if route.once is not None:
-            done.append(through_once(yard, route, x, weight, once_gathered, compute, out, due(yard)))
+            done.append(through_once(yard, route, x, weight, once_gathered, compute, out))
             continue
-        rows = send_rows(_spread(x, route), route.plan, yard, agreed=True, meanwhile=due(yard))
+        rows = send_rows(_spread(x, route), route.plan, yard, agreed=True)
         stacks, hosted = once_gathered()
         done.append(combine(compute(permute(rows, route.grouped), route, stacks, hosted), route, weight, out))
     computed(once_gathered()[1])
@@ -137,8 +137,7 @@ def _in_turn(
     yard: Hosts, parts: Sequence[Part], gathered: Callable[[], Any], compute: Compute, out: torch.dtype
 ) -> list[torch.Tensor]:
     """Each part's exchanges behind another's experts."""
-    first = parts[0]
-    rows = send_rows(_spread(first.x, first.route), first.route.plan, yard, agreed=True, meanwhile=due(yard))
+    rows = send_rows(_spread(parts[0].x, parts[0].route), parts[0].route.plan, yard, agreed=True)
     stacks, hosted = None, None
     back: Leaving | None = None
     done: list[torch.Tensor] = []

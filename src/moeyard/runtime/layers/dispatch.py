@@ -18,7 +18,7 @@ from moeyard.placement import Placement
 from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import CHUNK, wide
 from moeyard.runtime.block.routing import Routing
-from moeyard.runtime.layers.ahead import Layer, due
+from moeyard.runtime.layers.ahead import Layer
 from moeyard.runtime.layers.autograd import send_rows
 from moeyard.runtime.layers.routes import Order, Route, plan_routes
 from moeyard.runtime.roles import Hosts
@@ -120,7 +120,7 @@ def dispatch(
         layer = Layer(site, "a layer", (), x_TD.dtype, trains)
     (route,) = plan_routes(x_TD, top_k_index, yard, num_experts, layer, home_E=home_E, placement=placement)
     rows = Spread.apply(x_TD, route.wire)  # type: ignore[no-untyped-call]
-    arrived = send_rows(rows, route.plan, yard, agreed=True, meanwhile=due(yard))
+    arrived = send_rows(rows, route.plan, yard, agreed=True)
     return permute(arrived, route.grouped), route
 
 

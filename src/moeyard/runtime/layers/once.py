@@ -18,7 +18,6 @@ import torch
 from moeyard.runtime.block.experts import parts_for
 from moeyard.runtime.block.plain import wide
 from moeyard.runtime.block.routing import Routing
-from moeyard.runtime.layers.autograd import Meanwhile, exchange_while
 from moeyard.runtime.layers.crossing import Once
 from moeyard.runtime.layers.dispatch import Spread, Sum
 from moeyard.runtime.layers.replicas import Hosted
@@ -31,9 +30,8 @@ ALIGNED = 8  # bytes: each part of a row starts at a multiple, so that it can be
 class Visit:
     """One call's rows on their way. The copies are known when rows have arrived, and serve all four ways."""
 
-    def __init__(self, once: Once, yard: Crew, meanwhile: Meanwhile | None = None) -> None:
-        """meanwhile: called while the rows of the first way travel."""
-        self.once, self.yard, self._meanwhile = once, yard, meanwhile
+    def __init__(self, once: Once, yard: Crew) -> None:
+        self.once, self.yard = once, yard
         self.first, *then = once.plan.parts
         self.then = then[0] if then else None
         self.landed = sum(self.first.output_splits)
@@ -43,8 +41,7 @@ class Visit:
     def forth(self, rows: torch.Tensor, agreed: bool = False) -> torch.Tensor:
         """What arrives when these rows are sent: those that were sent here, then copies."""
         out = rows.new_empty((self.arriving, rows.shape[1]))
-        meanwhile, self._meanwhile = self._meanwhile, None
-        exchange_while(self.yard, self.first, False, out[: self.landed], rows, agreed, meanwhile)
+        self.yard.exchange(self.first, False, out[: self.landed], rows, agreed=agreed)
         if self.then is not None:
             copies = out[: self.landed].index_select(0, self.copies(out))
             self.yard.exchange(self.then, False, out[self.landed :], copies)
@@ -196,12 +193,10 @@ def through_once(
     gathered: Callable[[], tuple[Sequence[torch.Tensor], Hosted | None]],
     compute: Callable[..., torch.Tensor],
     out: torch.dtype,
-    meanwhile: Meanwhile | None = None,
 ) -> torch.Tensor:
-    """x through its experts, summed with the weights or plainly. gathered: gives the experts, asked when the rows are here. meanwhile:
-    called while they travel."""
+    """x through its experts, summed with the weights or plainly. gathered: gives the experts, asked when the rows are here."""
     assert route.once is not None
-    visit, slots = Visit(route.once, yard, meanwhile), list[torch.Tensor]()
+    visit, slots = Visit(route.once, yard), list[torch.Tensor]()
     rows, *weights = Deliver.apply(x_TD, weights_TK, visit, slots)  # type: ignore[no-untyped-call]
     local = local_routing(slots[0], route.once, route.counts)
     stacks, hosted = gathered()

@@ -47,7 +47,7 @@ class Workspace:
     so what one rank knows of the last filling all know.
 
     resident: each layer has a slot of its own; else two slots are used in turn. held: whose replicas are in use, from their gather
-    to the reduce of their gradients. known: layers called before. due, begun: the gather for the next call, to be begun and under way."""
+    to the reduce of their gradients. known, begun: layers called before, and the gather under way for the next call."""
 
     def __init__(self, resident: bool = True) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
@@ -56,7 +56,6 @@ class Workspace:
         self.filled: dict[str, int] = {}  # slot -> the number of the filling that lies there
         self.held: dict[int, Held] = {}  # by the number of their filling
         self.known: dict[int, Any] = {}
-        self.due: Any = None
         self.begun: Any = None
         self.ahead = self.spot = 0  # gathers used that had been begun ahead, and others
         self.compared = 0  # copies found equal to their masters so far
@@ -104,6 +103,6 @@ class Workspace:
         self.filled.clear()
         self.held.clear()
         self.known.clear()
-        self.due = self.begun = None
+        self.begun = None
         self.chains.clear()
         self.turn += 1
