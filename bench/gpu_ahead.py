@@ -57,6 +57,7 @@ def run(rank, options, folder, out):
         row = {
             "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "ranks": options.ranks, "pairs": options.pairs,
             "seconds": {name: statistics.median(some) for name, some in seconds.items()},
+            "each": {name: [round(one, 4) for one in some] for name, some in seconds.items()},
             "ratio": statistics.median(
                 a / b for a, b in zip(*(seconds[name] for name in WAYS), strict=True)
             ),

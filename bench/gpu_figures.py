@@ -79,9 +79,15 @@ def ahead() -> str:
     """The step with experts that travel behind it against the same in turn, and how its streams ran."""
     row = json.loads((RESULTS / "gpu_ahead.json").read_text())
     took = row["seconds"]
+    agree = (row["ratio"] > 1) == (took["serialised"] > took["overlapped"])
+    doubt = (
+        ""
+        if agree
+        else " (the pairs and the medians of each way disagree: these steps vary more than they differ)"
+    )
     return (
         f"Last on one {row['gpu']}, torch {row['torch']}, {row['ranks']} NCCL ranks that share it over sockets: a step takes {took['serialised']:.2f} s in "
-        f"turn and {took['overlapped']:.2f} s overlapped, {row['ratio']:.2f} x in the median of {row['pairs']} pairs; losses are within "
+        f"turn and {took['overlapped']:.2f} s overlapped, {row['ratio']:.2f} x in the median of {row['pairs']} pairs{doubt}; losses are within "
         f"{row['difference']:.1e} of those where experts are gathered on the spot (bf16). In the profile of a step experts travel for "
         f"{row['experts_us'] / 1e3:.0f} ms on streams of their own, and {row['under_compute_us'] / row['compute_us']:.0%} of the time of the training's "
         f"kernels falls into that; the order of all kernels is in `bench/results/gpu_ahead.json`."
