@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 # Workers and what they start share the cores; threads that spin for one another would take them from the rest.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Compilation by numba counts as the first example's time, so there is no deadline; pytest-timeout stops a hang.
 settings.register_profile(
