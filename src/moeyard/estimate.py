@@ -107,7 +107,7 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     """
     cluster = cluster or form.cluster
     if not cluster.spine:  # which rail a block takes is then not its sender's alone
-        return _message_by_message(cluster, form.messages(), form.stages, form.traffic.row_bytes)
+        return _message_by_message(cluster, form.messages.T, form.stages, form.traffic.row_bytes)
     straight = Straight(
         form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip

@@ -342,13 +342,10 @@ def test_stages_are_chained_as_the_slow_walk_chains_them(names, bits, most):
 @settings(deadline=None)
 @given(jobs(), st.sampled_from(["direct", "ecmp"]))
 def test_the_messages_of_blocks_are_those_of_every_rank(job, scheduler):
-    try:
-        schedule = my.schedule(*job, scheduler)
-    except my.InvalidSchedule:
-        return  # a node without a nic
+    schedule = my.schedule(*job, scheduler)
     parts = [
         row
         for rank in range(job[0].num_ranks)
         for row in merge_messages(writable(schedule.sends(rank))).tolist()
     ]
-    assert schedule.form.messages().T.tolist() == sorted(parts)
+    assert schedule.form.messages.tolist() == sorted(parts)

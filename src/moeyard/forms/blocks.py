@@ -69,12 +69,13 @@ class Blocks:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
         return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
 
+    @cached_property
     def messages(self) -> IntArray:
-        """[(stage, src, dst, rows), message] of all ranks, sorted, without the transfers that they carry."""
-        found: IntArray = block_messages(
+        """[message, (stage, src, dst, rows)] of all ranks, sorted, without the transfers that they carry."""
+        columns = block_messages(
             self.traffic.rows, self.cluster.ranks_per_node, self._numbers, *self._routing()
         )
-        return found
+        return columns.T  # type: ignore[no-any-return]
 
     def _routing(self) -> tuple[Any, ...]:
         return self.hashed, self.cluster.stand_in_R, self.cluster.lanes[0], self.cluster.carrier_M

@@ -104,9 +104,8 @@ def shared_gloo() -> str:
     """The name of a backend that is gloo, but takes the name of an interface as its options and shares what listens there: each device is
     a thread that wakes a hundred times a second, busy or not."""
     if SHARED_GLOO.upper() not in dist.Backend._plugins:
-        devices = list(
-            dist.Backend.backend_capability["gloo"]
-        )  # a world bound to a device asks every group for it
+        # A world bound to a device asks every group for it.
+        devices = list(dist.Backend.backend_capability["gloo"])
         dist.Backend.register_backend(SHARED_GLOO, _create_gloo, extended_api=True, devices=devices)
     return SHARED_GLOO
 
