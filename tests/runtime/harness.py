@@ -1,20 +1,22 @@
 """Start ranks once, run many cases in them.
 
-A fresh interpreter imports torch and the planning kernels, then forks the ranks: imports are paid once, and no torch
-operation runs before the fork. Each rank writes what its function returns; `launch` gives them back in rank order.
+A process of its own imports torch and moeyard, once for all that one pytest starts; each launch is forked from it, prepares its
+cases and forks the ranks, and no torch operation runs before that. Each rank writes what its function returns; `launch` gives them
+back in rank order.
 """
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from bench.ending import end_with
 
@@ -22,9 +24,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SRC = ROOT / "src"
 COMPILE = 420  # seconds for kernels that are not in the cache yet
-
-
 FAILED = 3
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch.distributed", "moeyard.runtime"])
 
 
 class RankFailed(AssertionError):
@@ -41,29 +44,44 @@ def launch_rounds(
 ) -> list:
     """The same, `rounds` times with fresh processes; they get their `number` too. None for a rank that died, if it may."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "arguments").write_bytes(pickle.dumps(arguments | {"rounds": rounds}))
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE), str(ROOT)]),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        command = [sys.executable, str(HERE / "harness.py"), function, str(world), folder, str(timeout)]
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout * rounds + COMPILE,
-            check=False,
-        )
+        said = apart(main, timeout * rounds + COMPILE, folder, function, world, timeout, rounds, arguments)
         errors: list[str] = []
         results = [
             [_result(Path(folder) / str(number), rank, may_die, errors) for rank in range(world)]
             for number in range(rounds)
         ]
         if errors:
-            raise RankFailed("\n".join([function, *errors, done.stdout[-3000:], done.stderr[-3000:]]))
+            raise RankFailed("\n".join([function, *errors, said[-6000:]]))
         return results
+
+
+def apart(function: Callable, seconds: float, folder: str, *arguments, places=(HERE,), **variables) -> str:
+    """Call function(folder, ...) in a process where torch is imported and has done nothing; what it printed."""
+    path = os.pathsep.join(map(str, (SRC, *places, ROOT)))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    process = FORKS.Process(target=_alone, args=(function, environment | variables, folder, arguments))
+    with mock.patch.dict(os.environ, environment):  # of the process that imports, if it is not there yet
+        process.start()
+    process.join(seconds)
+    said = Path(folder) / "said"
+    if process.is_alive():
+        process.kill()  # and its ranks with it
+        process.join()
+        raise RankFailed(f"{function.__module__}: not done after {seconds:.0f} s\n{said.read_text()[-6000:]}")
+    return said.read_text() if said.exists() else f"exit status {process.exitcode}, nothing said"
+
+
+def _alone(function, environment, folder, arguments) -> None:
+    end_with(os.getppid())
+    out = os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    import moeyard
+
+    assert Path(moeyard.__file__).is_relative_to(SRC), f"{moeyard.__file__} is not of {ROOT}"
+    function(Path(folder), *arguments)
 
 
 def _result(folder, rank, may_die, errors):
@@ -78,16 +96,11 @@ def _result(folder, rank, may_die, errors):
     return value
 
 
-def main() -> None:
-    end_with(os.getppid())
-    name, world, folder, timeout = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
-    import torch.distributed  # noqa: F401  imported before the fork
-
+def main(folder: Path, name: str, world: int, timeout: float, rounds: int, arguments: dict) -> None:
     module, _, function = name.partition(":")
     cases = importlib.import_module(module)
     cases.prepare()
-    arguments = pickle.loads((folder / "arguments").read_bytes())
-    for number in range(arguments.pop("rounds", 1)):
+    for number in range(rounds):
         place = folder / str(number)
         place.mkdir()
         one_round(getattr(cases, function), world, place, timeout, arguments | {"number": number})
@@ -144,7 +157,3 @@ def run_rank(function, rank, world, folder, timeout, arguments) -> int:
     part.write_bytes(pickle.dumps(value))
     part.rename(result)
     return 0 if value[0] == "value" else FAILED
-
-
-if __name__ == "__main__":
-    main()
