@@ -1,6 +1,7 @@
 """Modes side by side: names, turns, and what is told apart by pairing steps."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from moeyard.errors import UnknownName
 from moeyard.provenance import Network
 from moeyard.report.attribution import attribution, compare, hidden, interval, mode_data, paired
-from moeyard.report.load import Mode, Run
+from moeyard.report.load import Mode, Run, loss_gap
+from moeyard.report.run import _headlines
 from moeyard.train.modes import CHAIN, CODED, EVERY, MODES, modes_of
 from moeyard.train.options import Options
 from moeyard.train.turns import Runner, run_side_by_side, turns
@@ -206,3 +208,34 @@ def test_json_says_what_each_mode_took():
 def test_options_name_the_links():
     with pytest.raises(UnknownName, match="kind of links"):
         replace(Options("out"), links="guessed")
+
+
+def losses_of(name, *losses, exchange=1.0):
+    mode = mode_of(name, [1.0] * len(losses))
+    steps = [step | {"loss": loss} for step, loss in zip(mode.steps, losses, strict=True)]
+    summary = {"iteration_s": 1.0, "exchange_s": exchange, "x_bound": 1.2, "tokens_per_s": 1.0}
+    return replace(mode, steps=steps, summary=summary)
+
+
+def test_the_gap_of_losses_is_between_any_two_modes():
+    modes = (
+        losses_of("plain", 3.0, 2.0),
+        losses_of("home", 3.0, 2.0 + 9e-6),
+        losses_of("all", 3.0, 2.0 - 9e-6),
+    )
+    assert loss_gap(run_of(*modes)) == pytest.approx(1.8e-5)
+    assert loss_gap(run_of(losses_of("plain", 3.0))) == 0.0
+
+
+def test_a_loss_that_is_no_number_is_not_the_same_loss():
+    run = run_of(losses_of("plain", 3.0, 2.0, 1.0), losses_of("all", 3.0, math.nan, 1.0))
+    assert math.isnan(loss_gap(run))
+    assert not loss_gap(run) <= run.same_loss
+    assert ("no number", "largest difference of the loss over all steps") in _headlines(run)
+
+
+def test_slower_exchanges_are_not_called_faster():
+    faster = run_of(losses_of("plain", 3.0, exchange=1.0), losses_of("all", 3.0, exchange=0.8))
+    slower = run_of(losses_of("plain", 3.0, exchange=1.0), losses_of("all", 3.0, exchange=1.25))
+    assert ("1.25 x", "faster exchanges") in _headlines(faster)
+    assert ("1.25 x", "slower exchanges") in _headlines(slower)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_
+import math
 import os
 import signal
 import subprocess
@@ -303,10 +304,15 @@ def _finish(out: Path, json: bool) -> None:
     if json:
         data = json_.loads((out / "run.json").read_text())
         found = {"modes": mode_data(run_), "attribution": attribution_data(attribution(run_))}
+        gap = loss_gap(run_)
         print_json(
             data
             | found
-            | {"loss_difference": loss_gap(run_), "coded_losses": coded_losses(run_), "report": str(page)}
+            | {
+                "loss_difference": None if math.isnan(gap) else gap,
+                "coded_losses": coded_losses(run_),
+                "report": str(page),
+            }
         )
         return
     shown = console()
@@ -353,6 +359,7 @@ def _print_attribution(shown: Console, run_: Run) -> None:
         same = "the same loss" if gap <= run_.same_loss else "NOT the same loss"
         codecs = told_of_codecs(run_)
         which = "all modes without a codec" if codecs else "all modes"
-        shown.print(f"{same} in {which} (largest difference over all steps {gap:.1e})")
+        most = "a loss is no number" if math.isnan(gap) else f"largest difference over all steps {gap:.1e}"
+        shown.print(f"{same} in {which} ({most})")
         for line in codecs:
             shown.print(line)

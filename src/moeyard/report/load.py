@@ -9,6 +9,7 @@ MODE/spans.json           what every rank did during the last step
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,13 +137,17 @@ SAME_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
 
 
 def loss_gap(run: Run) -> float:
-    """The largest difference of the loss between any two modes at any step they share. Modes with a codec do not count: their rows are
-    computed with other weights, see `coded_losses`."""
-    gap = 0.0
-    losses = [_losses(mode) for mode in run.modes if mode.name not in CODED]
-    for other in losses[1:]:
-        gap = max([gap, *(abs(other[step] - losses[0][step]) for step in other.keys() & losses[0].keys())])
-    return gap
+    """The largest difference of the loss between any two modes at any step they share; NaN if one has no loss that is a number there.
+    Modes with a codec do not count: their rows are computed with other weights, see `coded_losses`."""
+    by_step: dict[int, list[float]] = {}
+    for mode in run.modes:
+        if mode.name not in CODED:
+            for step, loss in _losses(mode).items():
+                by_step.setdefault(step, []).append(loss)
+    several = [losses for losses in by_step.values() if len(losses) > 1]
+    if not all(math.isfinite(loss) for losses in several for loss in losses):
+        return math.nan
+    return max((max(losses) - min(losses) for losses in several), default=0.0)
 
 
 def coded_losses(run: Run) -> dict[str, float]:

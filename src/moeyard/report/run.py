@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from moeyard.bounds import bound
@@ -77,7 +79,8 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
         a, b = (mode.summary["iteration_s"] for mode in pair)
         found.append((f"{(b - a) / a:+z.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
         x, y = (mode.summary["exchange_s"] for mode in pair)
-        found.append((f"{x / y:.2f} x" if y else "-", "faster exchanges"))
+        ratio, kind = (x / y, "faster") if y and x >= y else (y / x if x else 0.0, "slower")
+        found.append((f"{ratio:.2f} x" if ratio else "-", f"{kind} exchanges"))
     found.append(
         (
             f"{last.summary['x_bound']:.2f} x",
@@ -92,6 +95,8 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
 
 
 def _small(difference: float) -> str:
+    if math.isnan(difference):
+        return "no number"
     return f"{difference:.1e}" if difference else "0"
 
 
