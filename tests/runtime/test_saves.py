@@ -86,6 +86,38 @@ def test_the_last_one_saved_is_there_and_the_latest_whatever_its_step(tmp_path, 
     assert [one.name for one in tmp_path.iterdir()] == [again.name] == ["step-00000110-2"]
 
 
+def test_an_old_one_that_cannot_be_removed_is_no_reason_to_call_the_new_one_unsaved(
+    tmp_path, yard, monkeypatch
+):
+    model, optimizer = trained()
+    far = yr.save_checkpoint(tmp_path / "far", model, optimizer, yard, step=1)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "step-00000001").symlink_to(far)
+    for step in (2, 3):
+        yr.save_checkpoint(folder, model, optimizer, yard, step=step, keep=2)
+    assert sorted(one.name for one in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    assert yr.latest(tmp_path / "far") == far  # what a link leads to is not ours
+
+    def refuse(path, **_):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("moeyard.runtime.state.folders.shutil.rmtree", refuse)
+    for step in (4, 5):  # what the first leaves behind does not stop the second
+        with pytest.warns(
+            UserWarning, match=r"old-step-0000000\d.*cannot be removed: Operation not permitted"
+        ):
+            saved = yr.save_checkpoint(folder, model, optimizer, yard, step=step, keep=2)
+        assert yr.latest(folder) == saved
+
+
+@pytest.mark.parametrize("step", [-1, 1.9, "3", None])
+def test_a_step_is_a_whole_number(tmp_path, yard, step):
+    with pytest.raises(InvalidFile, match=r"step is .*whole number from 0"):
+        yr.save_checkpoint(tmp_path, *trained(), yard, step=step)
+    assert not list(tmp_path.iterdir())
+
+
 def test_half_a_checkpoint_is_not_seen(tmp_path, yard):
     model, optimizer = trained()
     saved = yr.save_checkpoint(tmp_path, model, optimizer, yard, step=3)
@@ -149,6 +181,48 @@ def test_the_next_save_waits_for_the_one_under_way(tmp_path, yard, monkeypatch):
         assert saving.done(), "the second began while the first was being written"
         assert (saving.wait().name, second.wait().name) == ("step-00000001", "step-00000002")
     assert {one.name for one in tmp_path.iterdir()} == {"step-00000001", "step-00000002"}
+
+
+def test_a_failed_save_that_nobody_waits_for_is_told_of_by_the_next(tmp_path, yard):
+    model, optimizer = trained()
+    (tmp_path / "file").write_text("in the way")
+    yr.start_checkpoint(tmp_path / "file", model, optimizer, yard, step=1)
+    with pytest.warns(UserWarning, match=r"was not saved, and nobody waited for it: .*file"):
+        yr.save_checkpoint(tmp_path / "run", model, optimizer, yard, step=2)
+    heard = yr.start_checkpoint(tmp_path / "file", model, optimizer, yard, step=3)
+    with pytest.raises(NotSaved):
+        heard.wait()
+    yr.save_checkpoint(
+        tmp_path / "run", model, optimizer, yard, step=4
+    )  # pytest turns a warning into an error
+
+
+OTHER_KINDS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(tmp_path, yard, kind):
+    yr.save_checkpoint(tmp_path, *trained(), yard, step=1)
+    model, _ = trained()
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    other = OTHER_KINDS[kind](model.parameters())
+    with pytest.raises(InvalidFile, match=f"another kind of optimizer: .*betas.* {kind} has"):
+        yr.load_checkpoint(tmp_path, model, other, yard)
+    assert all(bool((parameter == 7).all()) for parameter in model.parameters())
+    assert other.param_groups[0]["lr"] == 0.5
+
+
+def test_a_scheduler_and_options_of_a_newer_torch_are_no_other_kind(tmp_path, yard):
+    model, optimizer = trained()
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
+    del optimizer.param_groups[0]["decoupled_weight_decay"]  # as an older one saved it
+    yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1)
+    yr.load_checkpoint(tmp_path, *trained(), yard)
 
 
 def test_no_room_is_an_error_and_the_old_ones_stay(tmp_path, yard):

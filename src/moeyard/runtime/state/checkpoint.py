@@ -10,7 +10,10 @@ It is made of safetensors files and JSON, every byte under a checksum; reading i
 
 from __future__ import annotations
 
+import atexit
+import operator
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -72,9 +75,19 @@ class Saving:
 
     def __init__(self, future: Future[Path]) -> None:
         self._future = future
+        self._told = False
 
     def wait(self) -> Path:
+        wait([self._future])
+        self._told = True
         return self._future.result()
+
+    def say_unheard(self) -> None:
+        """Wait; and warn of an error that nobody has asked for."""
+        wait([self._future])
+        if not self._told and (error := self._future.exception()) is not None:
+            self._told = True
+            warnings.warn(f"a checkpoint was not saved, and nobody waited for it: {error}", stacklevel=3)
 
     def done(self) -> bool:
         return self._future.done()
@@ -97,7 +110,7 @@ def save_checkpoint(
     `extra`: objects with a state_dict, or plain data, as rank 0 has them; `per_rank`: the same, as each rank has them. All
     ranks must see the folder. One job at a time saves into it: what an interrupted save left there is removed.
     """
-    _check_keep(keep)
+    step = _checked(keep, step)
     _await_earlier()
     part = _collect(model, optimizer, yard, step, extra, per_rank)
     return _write(Path(folder), part, yard.floor("save_checkpoint"), keep)
@@ -118,7 +131,7 @@ def start_checkpoint(
 
     Wait for it before the yard closes. One is written at a time: the next save begins by waiting for this one.
     """
-    _check_keep(keep)
+    step = _checked(keep, step)
     _await_earlier()
     part = _collect(model, optimizer, yard, step, extra, per_rank)
     floor = yard.floor("save_checkpoint", behind=True)
@@ -127,8 +140,8 @@ def start_checkpoint(
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
     future = thread.submit(_then, partial(_write, Path(folder), part, floor, keep), buffer)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
-    _under_way[:] = [future]
-    return Saving(future)
+    _under_way.append(Saving(future))
+    return _under_way[-1]
 
 
 def _then(write: Callable[[], Path], buffer: Buffer) -> Path:
@@ -139,18 +152,29 @@ def _then(write: Callable[[], Path], buffer: Buffer) -> Path:
 
 
 _staging = Staging()
-_under_way: list[Future[Path]] = []  # the last save behind the caller; a thread of its own writes it
+_under_way: list[Saving] = []  # the last save behind the caller; a thread of its own writes it
 
 
 def _await_earlier() -> None:
     """Two saves at once would take each other's hidden folder for a leftover, and meet on one process group."""
-    wait(_under_way)  # its error, if any, is for who waits for it
-    _under_way.clear()
+    while _under_way:
+        _under_way.pop().say_unheard()
 
 
-def _check_keep(keep: int) -> None:
+atexit.register(_await_earlier)
+
+
+def _checked(keep: int, step: int) -> int:
+    """The step as a plain number: a folder is named by it."""
     if keep < 1:
         raise InvalidFile(f"keep is {keep}; keep at least one checkpoint")
+    try:
+        found = operator.index(step)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise InvalidFile(f"step is {step!r}; a checkpoint's step is a whole number from 0")
+    return found
 
 
 def load_checkpoint(
@@ -177,6 +201,8 @@ def load_checkpoint(
         about = read_about(found)
         stored = _open(found, about, floor, allow_pickle)
         wanted = _wanted(found, stored.saved, model, optimizer)
+        if optimizer is not None and isinstance(stored, StoredCheckpoint) and parts.GROUPS in stored.saved:
+            parts.check_groups(model, optimizer, stored.value(parts.GROUPS))
         same, mine = about["ranks"] == dist.get_world_size(group), f"rank {dist.get_rank(group)}"
         extra, per_rank = extra or {}, per_rank or {}
         wanted |= {f"extra.{name}": None for name in extra}
@@ -272,7 +298,7 @@ def _collect(
         "format": folders.FORMAT,
         "moeyard": __version__,
         "torch": torch.__version__,
-        "step": int(step),
+        "step": step,
         "ranks": dist.get_world_size(yard.dense_control),
         "expert_parallel": yard.size,
         "homes": parts.homes_of(model),

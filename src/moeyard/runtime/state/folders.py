@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def begin(folder: Path, step: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.iterdir():
         if left.name.startswith((_PART, _OLD)):
-            shutil.rmtree(left)
+            _remove(left)
     name, again = f"step-{step:08d}", 2
     while (
         folder / name
@@ -58,8 +59,31 @@ def finish(folder: Path, name: str, about: dict[str, Any], index: tuple[str, byt
     _sync(folder)
     for old in _complete(folder)[:-keep]:
         gone = old.with_name(_OLD + old.name)
-        old.rename(gone)  # at once out of every reader's sight
-        shutil.rmtree(gone)
+        try:
+            old.rename(gone)  # at once out of every reader's sight
+        except OSError as error:
+            _left(old, error)
+        else:
+            _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    """What nobody reads any more. Somebody may have put a link in its place: what it leads to is theirs."""
+    try:
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    except OSError as error:
+        _left(path, error)
+
+
+def _left(path: Path, error: OSError) -> None:
+    """No reason to call a new checkpoint unsaved."""
+    warnings.warn(
+        f"{path}: an old checkpoint that cannot be removed: {error.strerror or error}; remove it by hand",
+        stacklevel=2,
+    )
 
 
 def give_up(folder: Path, name: str) -> None:

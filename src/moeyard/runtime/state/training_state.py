@@ -166,10 +166,8 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
             by_parameter.setdefault(name, {})[entry] = (
                 value.held if isinstance(value, LogicalStack) else value
             )
+    check_groups(model, optimizers, loaded[GROUPS])
     names, several = _names(model), _several(optimizers)
-    _check_groups(loaded[GROUPS])
-    if len(loaded[GROUPS]) != len(several):
-        raise InvalidFile(f"the checkpoint is of {len(loaded[GROUPS])} optimizers, given {len(several)}")
     for optimizer, saved in zip(several, loaded[GROUPS], strict=True):
         whole = optimizer.state_dict()
         place = [p for group in optimizer.param_groups for p in group["params"]]
@@ -184,8 +182,8 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
             raise InvalidFile(f"the optimizer does not take the checkpoint's state: {error!r}") from error
 
 
-def _check_groups(saved: Any) -> None:
-    """A list of groups for each optimizer, each a table with the names of its parameters."""
+def check_groups(model: nn.Module, optimizers: Optimizers, saved: Any) -> None:
+    """A list of groups for each optimizer, each a table with the names of its parameters, of these parameters and of such an optimizer."""
     fine = isinstance(saved, list) and all(
         isinstance(groups, list)
         and all(isinstance(g, dict) and isinstance(g.get("names"), list) for g in groups)
@@ -194,6 +192,25 @@ def _check_groups(saved: Any) -> None:
     if not fine:
         raise InvalidFile(
             f"the checkpoint's {GROUPS} are {short(saved)}, not tables with the names of parameters"
+        )
+    names, several = _names(model), _several(optimizers)
+    if len(saved) != len(several):
+        raise InvalidFile(f"the checkpoint is of {len(saved)} optimizers, given {len(several)}")
+    for optimizer, groups in zip(several, saved, strict=True):
+        for own in optimizer.param_groups:
+            _check_kind(optimizer, own, _match(groups, [names[id(p)] for p in own["params"]]))
+
+
+_BY_SCHEDULERS = {"initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr", "swa_lr", "step_size"}
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Options tell kinds of optimizers apart. A newer torch may have more of them, a scheduler adds its own: both are no other kind."""
+    lacking, odd = optimizer.defaults.keys() - saved.keys(), saved.keys() - own.keys() - _BY_SCHEDULERS
+    if lacking and odd:
+        raise InvalidFile(
+            f"the checkpoint is of another kind of optimizer: it has {', '.join(sorted(odd)[:3])}, and no {', '.join(sorted(lacking)[:3])} as "
+            f"{type(optimizer).__name__} has; load into that kind, and then make another for the model"
         )
 
 
