@@ -11,11 +11,13 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 from bench.ending import end_with
@@ -60,7 +62,8 @@ def apart(function: Callable, seconds: float, folder: str, *arguments, places=(H
     path = os.pathsep.join(map(str, (SRC, *places, ROOT)))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     process = FORKS.Process(target=_alone, args=(function, environment | variables, folder, arguments))
-    with mock.patch.dict(os.environ, environment):  # of the process that imports, if it is not there yet
+    nothing = {"__main__": ModuleType("__main__")}  # of pytest's own nothing is wanted there
+    with mock.patch.dict(os.environ, environment), mock.patch.dict(sys.modules, nothing):
         process.start()
     process.join(seconds)
     said = Path(folder) / "said"

@@ -35,6 +35,7 @@ from moeyard.runtime.agree.copies import Held, compare_copies
 from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
+from moeyard.runtime.block.compiled import recomputing
 from moeyard.runtime.codec.spec import written
 from moeyard.runtime.faults.client import own_client
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
@@ -251,7 +252,7 @@ class Yard:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
     ) -> Pending:
         """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
-        self._check_device(source)
+        self._check_rows(source)
         self.guard.where.enter("an exchange")
         try:
             return self.transport.start(plan, backward, output, source, agreed)
@@ -265,14 +266,16 @@ class Yard:
 
         agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
         """
-        self._check_device(source)
+        self._check_rows(source)
         self.guard.where.enter("an exchange")
         try:
             self.transport.exchange(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 
-    def _check_device(self, source: torch.Tensor) -> None:
+    def _check_rows(self, source: torch.Tensor) -> None:
+        if recomputing():  # rows go back: after that parameters may be written where nobody sees it
+            self.workspace.begun = None
         if source.device.type != self.device.type:
             raise Mismatch(
                 f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "

@@ -21,7 +21,9 @@ from moeyard.runtime.faults.flaws import Flaw
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length", "homes")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
-KINDS = ("all_to_all_single", "dispatch", "parts", "replicas", "plan", "statistics", "crossing", "sizes")
+KINDS = (
+    "all_to_all_single", "dispatch", "parts", "replicas", "plan", "statistics", "crossing", "sizes", "masters",
+)  # fmt: skip
 DTYPES: dict[torch.dtype, int] = {
     dtype: i
     for i, dtype in enumerate(

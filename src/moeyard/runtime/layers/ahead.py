@@ -6,8 +6,8 @@
        |                              what was planned, and what was begun for it if that still holds
        whether the parameters were touched since, and the plans' digest: they ride with the counts
 
-What was begun is used by the very next call or by none, and only if no rank saw a parameter change in between: by an optimizer's step,
-a write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first
+What was begun is used by the very next call or by none, and only if no rows went back since and no rank saw a parameter change in
+between: by an optimizer's step, a write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first
 time, plans nothing and counts nothing.
 """
 
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moeyard.arrays import IntArray
 from moeyard.assign import assign
@@ -36,20 +35,12 @@ from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
+from moeyard.runtime.layers.fresh import evidence_of
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
 from moeyard.runtime.roles import Hosts
 from moeyard.schedulers import schedule
 from moeyard.stepplan import StepPlan
-
-_steps = [0]  # of any optimizer in this process
-
-
-def _count_step(*_: Any) -> None:
-    _steps[0] += 1
-
-
-register_optimizer_step_post_hook(_count_step)
 
 
 class Layer(NamedTuple):
@@ -250,11 +241,6 @@ def next_step(yard: Hosts) -> StepPlan | None:
     if not layers or len(layers) < len(found):
         return None
     return StepPlan(yard.cluster, layers, overlap=True, ahead=1, resident=yard.options.resident)
-
-
-def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Changes when this rank can see that parameters did. Not seeing it proves nothing, so it only ever calls a gather off."""
-    return _steps[0], *((id(one), one.data_ptr(), one._version) for one in stacks)
 
 
 def choose_placement(

@@ -113,9 +113,9 @@ class Coded:
         links, wanted = self.chain.links, self._wanted()
         current = {e for e, (home, holders) in wanted.items() if _reaches(links.get(e), home, holders)}
         self.errand = None
-        if self.codec.exact and self.chain.job is not None:
-            self.chain.job.wait()  # the size of its messages is agreed on here, so they are made here
-        if not wanted or (not fresh and len(current) == len(wanted)):
+        if self.chain.job is not None and (self.codec.exact or not fresh):
+            self.chain.job.wait()  # what it leaves with the receivers is looked at here
+        if not wanted or (not fresh and len(current) == len(wanted) and not self._strayed(current, master)):
             return
         anchors = frozenset(wanted.keys() - current)
         versions = {e: links[e].version + 1 if e in current else 0 for e in wanted}
@@ -135,6 +135,13 @@ class Coded:
         here = frozenset(e for e, (home, holders) in wanted.items() if mine == home or mine in holders)
         mean = plan_mean(self.yard, self._cut()) if self.codec.shares else None
         self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here, mean)
+
+    def _strayed(self, experts: set[int], master: Master) -> bool:
+        """Whether a master is not what its receivers were told of last: another forward, with other weights, may have come between.
+        Only homes see it, so all ranks ask one another."""
+        own = filter(self._home, sorted(experts))
+        here = any(self.chain.seen.get(expert) != number_of(master(expert)) for expert in own)
+        return bool(self.yard.agree("masters", [int(here)]).any())
 
     def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
         home = self.copies.placement.home_E

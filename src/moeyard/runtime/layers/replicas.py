@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from moeyard.arrays import BoolArray, IntArray
+from moeyard.errors import InvalidModel
 from moeyard.placement import Placement
 from moeyard.runtime.agree.plans import Plan
 from moeyard.runtime.block.compiled import recomputing, unseen
@@ -25,6 +26,7 @@ from moeyard.runtime.codec.spec import codec_of
 from moeyard.runtime.layers.coded import WAN, Coded
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
+from moeyard.runtime.layers.fresh import Seen
 from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
 from moeyard.runtime.transport.behind import Carry, Job
@@ -70,6 +72,7 @@ class Hosted:
         codec = codec_of(yard.options.codec, site - 1)
         self.coded = None if codec is None else Coded(yard, codec, self.copies, dtype, self.width, site)
         self.slot, self.turn = "", -1
+        self._seen = Seen(parameters)
         self._gather: Job | None = None
         self._reduce: Job | None = None
         self._sums: list[torch.Tensor] = []
@@ -78,6 +81,11 @@ class Hosted:
 
     def begin(self) -> None:
         """Start the gather. Every rank of the yard comes here at the same point."""
+        if self._gather is not None and self._seen.changed():
+            raise InvalidModel(
+                f"{self.name}: its experts were changed between a forward and its backward pass, and the replicas that the forward used "
+                f"are gone; run the backward pass before the optimizer's step, or plan without replicas (planner='static')"
+            )
         workspace, copies, dtype = self.yard.workspace, self.copies, self.dtype
         self.turn = workspace.next_turn()
         self.slot = workspace.slot(self.site, self.turn)

@@ -1,0 +1,125 @@
+"""Defects of what must not be old or another's: replicas at odd moments, checkpoints into another optimizer, words about a run."""
+
+from __future__ import annotations
+
+from bench.mutants.mutant import Mutant
+
+_FRESH, _SAVES, _MODES = (
+    f"tests/{name}.py" for name in ("runtime/test_fresh", "runtime/test_saves", "train/test_modes")
+)
+_NUMBERS = f"{_FRESH}::test_the_numbers_are_those_without_replicas"
+
+FRESHNESS = [
+    Mutant(
+        "a gather begun for a frozen layer serves one that is trained",
+        "runtime/layers/fresh.py",
+        "one._version, one.requires_grad)",
+        "one._version)",
+        f"{_NUMBERS}[unfrozen]",
+    ),
+    Mutant(
+        "a gather begun before a backward pass is used after it",
+        "runtime/yard.py",
+        "        if recomputing():  # rows go back",
+        "        if False:  # rows go back",
+        f"{_NUMBERS}[skipped]",
+    ),
+    Mutant(
+        "any optimizer's step is taken for this model's",
+        "runtime/layers/fresh.py",
+        "            id(parameter) in mine\n",
+        "            True\n",
+        f"{_NUMBERS}[other_model]",
+    ),
+    Mutant(
+        "a backward pass takes today's weights for those of its forward",
+        "runtime/layers/replicas.py",
+        "if self._gather is not None and self._seen.changed():",
+        "if False:",
+        f"{_FRESH}::test_gradients_of_other_weights_than_the_forwards_are_refused",
+    ),
+    Mutant(
+        "steps that leave a version alone are not seen between forward and backward",
+        "runtime/layers/fresh.py",
+        "            if step > self._steps\n",
+        "            if False\n",
+        f"{_FRESH}::test_also_where_an_optimizer_writes_unseen",
+    ),
+    Mutant(
+        "receivers keep what another forward brought them",
+        "runtime/layers/coded.py",
+        "and not self._strayed(current, master)):",
+        "):",
+        f"{_NUMBERS}[evaluated_between]",
+    ),
+    Mutant(
+        "a home decides alone whether its receivers are told anew",
+        "runtime/layers/coded.py",
+        'return bool(self.yard.agree("masters", [int(here)]).any())',
+        "return here",
+        f"{_NUMBERS}[evaluated_between_again]",
+    ),
+    Mutant(
+        "a checkpoint of another kind of optimizer is taken",
+        "runtime/state/training_state.py",
+        "    if lacking and odd:\n",
+        "    if False:\n",
+        f"{_SAVES}::test_another_kind_of_optimizer_is_refused_before_anything_is_touched",
+    ),
+    Mutant(
+        "the kind of an optimizer is looked at when the model is already overwritten",
+        "runtime/state/checkpoint.py",
+        "            parts.check_groups(model, optimizer, stored.value(parts.GROUPS))\n",
+        "            pass\n",
+        f"{_SAVES}::test_another_kind_of_optimizer_is_refused_before_anything_is_touched",
+    ),
+    Mutant(
+        "a scheduler makes another kind of an optimizer",
+        "runtime/state/training_state.py",
+        " - own.keys() - _BY_SCHEDULERS\n",
+        " - own.keys()\n",
+        f"{_SAVES}::test_a_scheduler_and_options_of_a_newer_torch_are_no_other_kind",
+    ),
+    Mutant(
+        "a link among old checkpoints is removed as if it were a folder",
+        "runtime/state/folders.py",
+        "        if path.is_symlink():\n",
+        "        if False:\n",
+        f"{_SAVES}::test_an_old_one_that_cannot_be_removed_is_no_reason_to_call_the_new_one_unsaved",
+    ),
+    Mutant(
+        "a failed save that nobody waits for is forgotten",
+        "runtime/state/checkpoint.py",
+        "        if not self._told and",
+        "        if False and",
+        f"{_SAVES}::test_a_failed_save_that_nobody_waits_for_is_told_of_by_the_next",
+    ),
+    Mutant(
+        "a step that is no whole number is cut off",
+        "runtime/state/checkpoint.py",
+        "        found = operator.index(step)\n",
+        "        found = int(step)\n",
+        f"{_SAVES}::test_a_step_is_a_whole_number",
+    ),
+    Mutant(
+        "losses are compared with the first mode alone",
+        "report/load.py",
+        "max((max(losses) - min(losses) for losses in several), default=0.0)",
+        "max((abs(one - losses[0]) for losses in several for one in losses), default=0.0)",
+        f"{_MODES}::test_the_gap_of_losses_is_between_any_two_modes",
+    ),
+    Mutant(
+        "a loss that is no number differs by nothing",
+        "report/load.py",
+        "        return math.nan\n",
+        "        return 0.0\n",
+        f"{_MODES}::test_a_loss_that_is_no_number_is_not_the_same_loss",
+    ),
+    Mutant(
+        "slower exchanges are called faster",
+        "report/run.py",
+        'if y and x >= y else (y / x if x else 0.0, "slower")',
+        'if y else (0.0, "faster")',
+        f"{_MODES}::test_slower_exchanges_are_not_called_faster",
+    ),
+]

@@ -1,0 +1,167 @@
+"""Parameters that change, or begin to be trained, at odd moments: what the ranks do in test_fresh.py."""
+
+from __future__ import annotations
+
+import torch
+from replica_cases import prepare as prepare_replicas
+
+import moeyard as my
+import moeyard.runtime as yr
+
+WIDTH, EXPERTS = 16, 4
+REPLICAS = {"planner": "quota", "slots": 1, "policy": "quota"}
+NONE = {"planner": "static", "slots": None, "policy": "auto"}
+
+
+def prepare():
+    prepare_replicas()
+
+
+class Skewed(torch.nn.Module):
+    """Three quarters of the rows to one expert, so that it gets a replica."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    def forward(self, x):
+        index = torch.arange(len(x)) % 8
+        index = ((torch.where(index < 6, 0, index - 4) + self.first) % EXPERTS).unsqueeze(1)
+        weight = torch.ones(len(x), 1, dtype=x.dtype)
+        return yr.RouterState(weight, index, weight)
+
+
+def everything(rank, world):
+    """{case: what each way gave, without replicas and with}."""
+    port, found = my.Port(50e9, 1e-6), {}
+    yard_of = {"cluster": my.Cluster(1, world, port, port), "scheduler": "direct", "timeout": 60}
+    with yr.Yard(**yard_of) as yard:
+        for case in (unfrozen, skipped, other_model, changed, changed_fused):
+            found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
+    with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
+        for case in (evaluated_between, evaluated_between_again):
+            coded = case(layers_of(yard), given(rank), yard)
+            found[case.__name__] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
+            yard.choose(**REPLICAS, codec="lossless@all")
+    return found
+
+
+def _tried(yard, options, case, rank):
+    yard.choose(**options)
+    try:
+        return case(layers_of(yard), given(rank), yard)
+    except (RuntimeError, my.MoeyardError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def layers_of(yard):
+    return torch.nn.ModuleList(
+        yr.MoELayer(WIDTH, WIDTH, EXPERTS, 1, yard, router=Skewed(i), seed=i, dtype=torch.float64)
+        for i in range(3)
+    )
+
+
+def given(rank):
+    return torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+
+def loss_of(layers, x):
+    for layer in layers:
+        x = x + 0.3 * torch.tanh(layer(x))
+    return ((x - 1) ** 2).mean()
+
+
+def norms(module):
+    return [0.0 if p.grad is None else float(p.grad.norm()) for p in module.parameters()]
+
+
+def unfrozen(layers, x, yard):
+    """A layer is trained whose gather was begun while it was frozen: an adversary that waits for its turn."""
+    first, second, _ = layers
+    found = []
+    for _ in range(4):
+        second.requires_grad_(False)
+        with torch.no_grad():
+            made = first(x)
+        second.requires_grad_(True)
+        (second(made) ** 2).mean().backward()
+        found += norms(second)
+        layers.zero_grad()
+    return found
+
+
+def skipped(layers, x, yard):
+    """The gather of a layer that then is not called; before it is, weights are written where nobody sees it."""
+    found = []
+    for called in 3 * [(0, 1, 2), (0, 1, 2), (0, 1), (2,)]:
+        loss = loss_of([layers[i] for i in called], x)
+        loss.backward()
+        yr.sync_gradients(layers, yard)
+        for p in layers.parameters():
+            p.data.mul_(0.9)
+            if p.grad is not None:
+                p.data.add_(p.grad, alpha=-0.2)
+                p.grad = None
+        found.append(loss.item())
+    return found
+
+
+def other_model(layers, x, yard):
+    """Two forwards of one model, a step of another, the backward passes: nothing of this model changed."""
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(other.parameters(), fused=True)
+    found = []
+    for _ in range(3):
+        losses = [loss_of(layers, x), loss_of(layers, 2 * x)]
+        other(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        for loss in losses:
+            loss.backward()
+        found += norms(layers)
+        layers.zero_grad()
+    return found
+
+
+def changed(layers, x, yard, fused=False):
+    """The first of two forwards goes back after its weights have changed."""
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, fused=fused)
+    for p in layers.parameters():
+        p.grad = torch.ones_like(p)
+    loss, _ = loss_of(layers, x), loss_of(layers, 2 * x)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    return norms(layers)
+
+
+def changed_fused(layers, x, yard):
+    return changed(layers, x, yard, fused=True)
+
+
+def evaluated_between(layers, x, yard, again=False):
+    """Other weights are put in for an evaluation between forward and backward, and the first ones back. again: recomputed, and
+    one rank's alone."""
+    found = []
+    for _ in range(4):
+        if again:
+            loss = torch.utils.checkpoint.checkpoint(lambda x: loss_of(layers, x), x, use_reentrant=False)
+        else:
+            loss = loss_of(layers, x)
+        kept = [p.detach().clone() for p in layers.parameters()]
+        for p in layers.parameters():
+            p.data.mul_(1.0 if again and yard.rank else 1.25)
+        with torch.no_grad():
+            found.append(loss_of(layers, x).item())
+        for p, old in zip(layers.parameters(), kept, strict=True):
+            p.data.copy_(old)
+        loss.backward()
+        yr.sync_gradients(layers, yard)
+        for p in layers.parameters():
+            p.data.add_(p.grad, alpha=-0.2)
+            p.grad = None
+        found.append(loss.item())
+    return found
+
+
+def evaluated_between_again(layers, x, yard):
+    return evaluated_between(layers, x, yard, again=True)

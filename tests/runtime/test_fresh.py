@@ -1,0 +1,35 @@
+"""Parameters that change between a gather and its use, or between a forward and its backward: the numbers of training without
+replicas, or an error. Never those of other weights."""
+
+import pytest
+from harness import launch
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return launch("fresh_cases:everything", 2, 150)
+
+
+@pytest.mark.parametrize(
+    "case", ["unfrozen", "skipped", "other_model", "evaluated_between", "evaluated_between_again"]
+)
+def test_the_numbers_are_those_without_replicas(found, case):
+    for rank in found:
+        without, with_replicas = rank[case]
+        assert with_replicas == pytest.approx(without, rel=1e-9, abs=1e-12)
+        assert max(without) > 0
+
+
+def test_gradients_of_other_weights_than_the_forwards_are_refused(found):
+    for rank in found:
+        without, with_replicas = rank["changed"]
+        assert "modified by an inplace operation" in without  # torch's own
+        assert "changed between a forward and its backward pass" in with_replicas
+
+
+def test_also_where_an_optimizer_writes_unseen(found):
+    for rank in found:
+        assert "changed between a forward and its backward pass" in rank["changed_fused"][1]
