@@ -114,11 +114,14 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, object]:
     began = time.monotonic()
     place = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)])}
     # Old versions warn of what new Pythons will drop: another question than whether the library works.
-    flags = ["-q", "-p", "no:cacheprovider", "-W", "default"]
+    flags = ["-q", "-p", "no:cacheprovider", "-W", "default", "-m", "not long"]
+    given = {"cwd": ROOT, "env": os.environ | place | {"HF_HUB_OFFLINE": "1"}}
+    subprocess.run(
+        [str(python), "-m", "moeyard", "warm"], check=True, **given
+    )  # no test waits for a compiler
     done = subprocess.run(
-        [str(python), "-m", "pytest", *flags, *tests],
-        cwd=ROOT, env=os.environ | place | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(python), "-m", "pytest", *flags, *tests], capture_output=True, text=True, check=False, **given
+    )
     last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-300:]
     counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)

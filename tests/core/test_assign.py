@@ -69,7 +69,7 @@ def feasible(demand, placement, capacity_R):
     room = np.concatenate([rows_E, rows_E[e], capacity_R])
     size = 2 + experts + ranks
     graph = coo_array(
-        (room.astype(np.int32), (tail.astype(int), head.astype(int))), shape=(size, size)
+        (room.astype(np.int32), (tail.astype(np.int32), head.astype(np.int32))), shape=(size, size)
     ).tocsr()
     return maximum_flow(graph, 0, size - 1).flow_value == rows_E.sum()
 

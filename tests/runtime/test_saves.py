@@ -220,7 +220,7 @@ def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(tmp_pat
 def test_a_scheduler_and_options_of_a_newer_torch_are_no_other_kind(tmp_path, yard):
     model, optimizer = trained()
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
-    del optimizer.param_groups[0]["decoupled_weight_decay"]  # as an older one saved it
+    optimizer.param_groups[0].pop("decoupled_weight_decay", None)  # as an older one saved it
     yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1)
     yr.load_checkpoint(tmp_path, *trained(), yard)
 
@@ -413,6 +413,7 @@ def test_a_plain_safetensors_reader_opens_the_files(tmp_path, yard):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP2 of torch 2.6 gathers on CUDA alone")
 def test_shards_of_fsdp_come_back_on_other_numbers_of_ranks(tmp_path):
     saved = launch("save_cases:shards", 3, 60, folder=str(tmp_path), save=True)
     assert saved[0] == saved[1] == saved[2]
