@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import resource
 import subprocess
@@ -24,7 +25,7 @@ import torch.distributed as dist  # noqa: E402
 import moeyard.runtime as yr  # noqa: E402
 from moeyard.errors import InvalidFile, NotSaved  # noqa: E402
 from moeyard.runtime.agree.floor import Floor  # noqa: E402
-from moeyard.runtime.state import checkpoint, logical  # noqa: E402
+from moeyard.runtime.state import checkpoint, logical, training_state  # noqa: E402
 from moeyard.runtime.state.index import check_whole  # noqa: E402
 from moeyard.runtime.state.logical import LogicalStack  # noqa: E402
 from moeyard.runtime.state.values import decode, encode  # noqa: E402
@@ -198,31 +199,90 @@ def test_a_failed_save_that_nobody_waits_for_is_told_of_by_the_next(tmp_path, ya
 
 
 OTHER_KINDS = {
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.5),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
     "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.5),
     "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.5),
 }
 
 
+def forget_kinds(monkeypatch):
+    """Save as versions did that told no kind."""
+    groups = training_state._groups
+
+    def without(model, optimizer):
+        return [
+            {k: v for k, v in one.items() if k != training_state.KIND} for one in groups(model, optimizer)
+        ]
+
+    monkeypatch.setattr(training_state, "_groups", without)
+
+
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(tmp_path, yard, kind):
+def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(
+    tmp_path, yard, monkeypatch, kind, told
+):
+    if not told:
+        if kind == "Adam":
+            pytest.skip("its options are those of AdamW")
+        forget_kinds(monkeypatch)
     yr.save_checkpoint(tmp_path, *trained(), yard, step=1)
     model, _ = trained()
     for parameter in model.parameters():
         parameter.data.fill_(7.0)
     other = OTHER_KINDS[kind](model.parameters())
-    with pytest.raises(InvalidFile, match=f"another kind of optimizer: .*betas.* {kind} has"):
+    says = f"of another kind of optimizer: of 'AdamW', given {kind};" if told else f"betas.* as {kind} has;"
+    with pytest.raises(InvalidFile, match=says):
         yr.load_checkpoint(tmp_path, model, other, yard)
     assert all(bool((parameter == 7).all()) for parameter in model.parameters())
     assert other.param_groups[0]["lr"] == 0.5
 
 
-def test_a_scheduler_and_options_of_a_newer_torch_are_no_other_kind(tmp_path, yard):
+@pytest.mark.parametrize("told", [True, False])
+def test_options_beside_the_kinds_own_are_no_other_kind(tmp_path, yard, monkeypatch, told):
+    """A scheduler's, a user's, names of parameters, and those that an older torch had not yet."""
+    if not told:
+        forget_kinds(monkeypatch)
     model, optimizer = trained()
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
-    optimizer.param_groups[0].pop("decoupled_weight_decay", None)  # as an older one saved it
+    optimizer.param_groups[0] |= {"lr_scale": 0.5, "param_names": ["a", "b"]}
+    optimizer.param_groups[0].pop("decoupled_weight_decay", None)
     yr.save_checkpoint(tmp_path, model, optimizer, yard, step=1)
     yr.load_checkpoint(tmp_path, *trained(), yard)
+
+
+def test_a_wrapped_optimizer_is_of_the_kind_that_it_wraps(tmp_path, yard):
+    class Wrapper(torch.optim.Optimizer):
+        """As accelerate's: everything is the other's."""
+
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+        state = property(lambda self: self.optimizer.state)
+
+        def state_dict(self):
+            return self.optimizer.state_dict()
+
+        def load_state_dict(self, state):
+            self.optimizer.load_state_dict(state)
+
+    model, optimizer = trained()
+    yr.save_checkpoint(tmp_path, model, Wrapper(optimizer), yard, step=1)
+    yr.load_checkpoint(tmp_path, model, optimizer, yard)
+    yr.load_checkpoint(tmp_path, model, Wrapper(optimizer), yard)
+
+
+def test_a_child_that_is_forked_during_a_save_ends(tmp_path, yard, monkeypatch):
+    with held_back(monkeypatch) as go_on:
+        saving = yr.start_checkpoint(tmp_path, *trained(), yard, step=1)
+        child = os.fork()
+        if child == 0:
+            os._exit(len(checkpoint._under_way))  # what would be waited for at the end
+        assert os.waitpid(child, 0)[1] == 0
+        go_on.set()
+        saving.wait()
 
 
 def test_no_room_is_an_error_and_the_old_ones_stay(tmp_path, yard):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import operator
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -162,6 +163,7 @@ def _await_earlier() -> None:
 
 
 atexit.register(_await_earlier)
+os.register_at_fork(after_in_child=_under_way.clear)  # who writes them is not there
 
 
 def _checked(keep: int, step: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from moeyard.runtime.layers.share import Share, expert_modules, stack_parameters
 from moeyard.runtime.state.logical import Facts, LogicalStack, check_names, shard_of_experts
 
 GROUPS = "optimizer groups"
+KIND = "optimizer class"  # of a group, beside its options
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -198,36 +200,60 @@ def check_groups(model: nn.Module, optimizers: Optimizers, saved: Any) -> None:
         raise InvalidFile(f"the checkpoint is of {len(saved)} optimizers, given {len(several)}")
     for optimizer, groups in zip(several, saved, strict=True):
         for own in optimizer.param_groups:
-            _check_kind(optimizer, own, _match(groups, [names[id(p)] for p in own["params"]]))
+            _check_kind(optimizer, _group_of(groups, [names[id(p)] for p in own["params"]]))
 
 
-_BY_SCHEDULERS = {"initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr", "swa_lr", "step_size"}
-
-
-def _check_kind(optimizer: torch.optim.Optimizer, own: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Options tell kinds of optimizers apart. A newer torch may have more of them, a scheduler adds its own: both are no other kind."""
-    lacking, odd = optimizer.defaults.keys() - saved.keys(), saved.keys() - own.keys() - _BY_SCHEDULERS
+def _check_kind(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """By name, where the checkpoint has it. Else options tell kinds apart: those of torch's own, since groups may have others, too, and a
+    newer torch more."""
+    name = _kind(optimizer)
+    if KIND in saved:
+        if saved[KIND] != name:
+            raise InvalidFile(
+                f"the checkpoint is of another kind of optimizer: of {short(saved[KIND])}, given {name}; load into that kind, and then "
+                f"make another for the model"
+            )
+        return
+    known = {key for kind in _kinds() for key in signature(kind).parameters}
+    own = getattr(optimizer, "defaults", {}).keys()
+    lacking, odd = own - saved.keys(), (saved.keys() & known) - own
     if lacking and odd:
         raise InvalidFile(
             f"the checkpoint is of another kind of optimizer: it has {', '.join(sorted(odd)[:3])}, and no {', '.join(sorted(lacking)[:3])} as "
-            f"{type(optimizer).__name__} has; load into that kind, and then make another for the model"
+            f"{name} has; load into that kind, and then make another for the model"
         )
+
+
+def _kind(optimizer: Any) -> str:
+    """The name of its class, or of that which it wraps."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return type(optimizer).__name__
+
+
+def _kinds() -> list[type]:
+    found = [getattr(torch.optim, name) for name in dir(torch.optim)]
+    return [one for one in found if isinstance(one, type) and issubclass(one, torch.optim.Optimizer)]
 
 
 def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     names = _names(model)
     return [
         {key: value for key, value in group.items() if key != "params"}
-        | {"names": sorted(names[id(p)] for p in group["params"])}
+        | {"names": sorted(names[id(p)] for p in group["params"]), KIND: _kind(optimizer)}
         for group in optimizer.param_groups
     ]
 
 
 def _match(saved: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     """The saved options of the group of these parameters."""
+    return {key: value for key, value in _group_of(saved, names).items() if key not in ("names", KIND)}
+
+
+def _group_of(saved: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     for group in saved:
         if group["names"] == sorted(names):
-            return {key: value for key, value in group.items() if key != "names"}
+            return group
     raise InvalidFile(
         f"the optimizer has a group of {len(names)} parameters ({', '.join(sorted(names)[:3])}, ...) that the checkpoint does "
         f"not have; its groups have {[len(group['names']) for group in saved]}"
