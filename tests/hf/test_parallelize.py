@@ -1,20 +1,21 @@
 """A parallelized Hugging Face model is the unmodified one: outputs, loss, every gradient and the clip norm."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 
 pytest.importorskip("transformers")
 
 from bench.hf_oracle import PAGE, RESULTS, with_table
-from covering_cases import ADAPTERS, INTERFACE
+from covering_cases import ADAPTERS, INTERFACE, known
 from families import FAMILIES
 from model_oracle import REPLICAS
 from rounds import play
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(600)]
 POLICIES = (*(case for case in REPLICAS if case.startswith("replicas,")), "replicas + checkpointing")
-FULL, FAST = tuple(INTERFACE | ADAPTERS), ("mixtral", "gpt_oss", "dbrx")
+FULL, FAST = tuple(filter(known, INTERFACE | ADAPTERS)), ("mixtral", "gpt_oss", "dbrx")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,10 @@ def found():
     return play(rounds, 120, prepare="covering_cases")
 
 
-@pytest.mark.parametrize("family", FULL)
+@pytest.mark.parametrize("family", INTERFACE | ADAPTERS)
 def test_in_float64_the_ranks_are_one_process(found, family):
+    if family not in FULL:
+        pytest.skip(f"transformers {version('transformers')} has no {family}")
     for rank in found[0]:
         assert max(rank[family]["experts"]) > 1, "silent experts show nothing"
         for case in ("no replicas", "replicas"):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.utils.checkpoint
 from replica_cases import prepare as prepare_replicas
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import parametrize
 
 import moeyard as my
 import moeyard.runtime as yr
@@ -36,7 +40,9 @@ def everything(rank, world):
     port, found = my.Port(50e9, 1e-6), {}
     yard_of = {"cluster": my.Cluster(1, world, port, port), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
-        for case in (unfrozen, skipped, other_model, changed, changed_fused):
+        for case in (
+            unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, changed, changed_fused,
+        ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
         for case in (evaluated_between, evaluated_between_again):
@@ -119,6 +125,56 @@ def other_model(layers, x, yard):
             loss.backward()
         found += norms(layers)
         layers.zero_grad()
+    return found
+
+
+def not_stepped(layers, x, yard):
+    """One optimizer of two models steps the other: this one has no gradients then."""
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([*layers.parameters(), *other.parameters()], lr=0.01, fused=True)
+    found = []
+    for _ in range(3):
+        losses = [loss_of(layers, x), loss_of(layers, 2 * x)]
+        other(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for loss in losses:
+            loss.backward()
+        found += norms(layers)
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, stack):
+        return 1.5 * stack
+
+
+def inferred(layers, x, yard):
+    """Stacks made anew at every call, in inference mode, where tensors have no versions."""
+    for layer in layers:
+        for name in ("gate_up", "down"):
+            parametrize.register_parametrization(layer, name, Scaled())
+    with torch.inference_mode():
+        return [loss_of(layers, x).item() for _ in range(3)]
+
+
+def whole_by_fsdp(layers, x, yard):
+    """FSDP2 leaves the experts whole after a forward, and takes their gradients when their layer's backward is done."""
+    mesh = init_device_mesh("cpu", (1, yard.size), mesh_dim_names=("data", "experts"))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=0.01)
+    found = []
+    for _ in range(3):
+        losses = [loss_of(layers, x), loss_of(layers, 2 * x)]
+        for loss in losses:
+            loss.backward()
+        found += [float(p.grad.to_local().norm()) for p in layers.parameters() if p.grad is not None]
+        found.append(losses[0].item())
+        optimizer.step()
+        optimizer.zero_grad()
     return found
 
 

@@ -14,7 +14,17 @@ def found():
 
 
 @pytest.mark.parametrize(
-    "case", ["unfrozen", "skipped", "other_model", "evaluated_between", "evaluated_between_again"]
+    "case",
+    [
+        "unfrozen",
+        "skipped",
+        "other_model",
+        "not_stepped",
+        "inferred",
+        "whole_by_fsdp",
+        "evaluated_between",
+        "evaluated_between_again",
+    ],
 )
 def test_the_numbers_are_those_without_replicas(found, case):
     for rank in found:

@@ -79,8 +79,10 @@ def _headlines(run: Run) -> list[tuple[str, str]]:
         a, b = (mode.summary["iteration_s"] for mode in pair)
         found.append((f"{(b - a) / a:+z.0%}", f"iteration time, {pair[1].name} against {pair[0].name}"))
         x, y = (mode.summary["exchange_s"] for mode in pair)
-        ratio, kind = (x / y, "faster") if y and x >= y else (y / x if x else 0.0, "slower")
-        found.append((f"{ratio:.2f} x" if ratio else "-", f"{kind} exchanges"))
+        kind = "faster" if x >= y else "slower"
+        found.append(
+            (f"{max(x, y) / min(x, y):.2f} x", f"{kind} exchanges") if x and y else ("-", "exchanges")
+        )
     found.append(
         (
             f"{last.summary['x_bound']:.2f} x",

@@ -35,7 +35,7 @@ from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
-from moeyard.runtime.layers.fresh import evidence_of
+from moeyard.runtime.layers.fresh import by_fsdp, evidence_of
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
 from moeyard.runtime.roles import Hosts
@@ -79,14 +79,15 @@ class _Known:
         return cls(layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner)
 
     def layer(self, site: int) -> Layer | None:
-        """None if its stacks are not there now: gone, made anew at every call (adapters), or taken back by FSDP2, which frees them
-        between calls and fills them on a stream of its own before it puts them back into the module."""
+        """None if its stacks are not there now: gone, made anew at every call (adapters); or FSDP2's, which frees them between calls and
+        fills them on a stream of its own, and takes their gradients when the layer's own backward is done."""
         stacks = [one() for one in self.stacks]
         owner = None if self.owner is None else self.owner()
         if any(one is None for one in stacks) or (self.owner is not None and owner is None):
             return None
-        if owner is not None and not all(
-            any(one is held for held in owner._parameters.values()) for one in stacks
+        if owner is not None and (
+            by_fsdp(owner)
+            or not all(any(one is held for held in owner._parameters.values()) for one in stacks)
         ):
             return None
         there = [one for one in stacks if one is not None]
