@@ -263,7 +263,6 @@ class Yard:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
     ) -> None:
         """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
-
         agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
         """
         self._check_rows(source)
@@ -278,8 +277,7 @@ class Yard:
             self.workspace.begun = None
         if source.device.type != self.device.type:
             raise Mismatch(
-                f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "
-                f"{self.device.type} tensors; move the rows there",
+                f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry {self.device.type} tensors; move the rows there",
                 [self.ranks[self.rank]],
             )
 
