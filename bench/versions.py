@@ -116,9 +116,8 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, object]:
     # Old versions warn of what new Pythons will drop: another question than whether the library works.
     flags = ["-q", "-p", "no:cacheprovider", "-W", "default", "-m", "not long"]
     given = {"cwd": ROOT, "env": os.environ | place | {"HF_HUB_OFFLINE": "1"}}
-    subprocess.run(
-        [str(python), "-m", "moeyard", "warm"], check=True, **given
-    )  # no test waits for a compiler
+    # No test waits for a compiler.
+    subprocess.run([str(python), "-m", "moeyard", "warm"], check=True, **given)
     done = subprocess.run(
         [str(python), "-m", "pytest", *flags, *tests], capture_output=True, text=True, check=False, **given
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.utils.checkpoint
-from replica_cases import prepare as prepare_replicas
+from bench import replica_training as training
+from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
@@ -12,33 +13,17 @@ from torch.nn.utils import parametrize
 import moeyard as my
 import moeyard.runtime as yr
 
-WIDTH, EXPERTS = 16, 4
-REPLICAS = {"planner": "quota", "slots": 1, "policy": "quota"}
-NONE = {"planner": "static", "slots": None, "policy": "auto"}
+EXPERTS = 4
 
 
 def prepare():
-    prepare_replicas()
-
-
-class Skewed(torch.nn.Module):
-    """Three quarters of the rows to one expert, so that it gets a replica."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.first = first
-
-    def forward(self, x):
-        index = torch.arange(len(x)) % 8
-        index = ((torch.where(index < 6, 0, index - 4) + self.first) % EXPERTS).unsqueeze(1)
-        weight = torch.ones(len(x), 1, dtype=x.dtype)
-        return yr.RouterState(weight, index, weight)
+    training.prepare(2)
 
 
 def everything(rank, world):
     """{case: what each way gave, without replicas and with}."""
-    port, found = my.Port(50e9, 1e-6), {}
-    yard_of = {"cluster": my.Cluster(1, world, port, port), "scheduler": "direct", "timeout": 60}
+    found = {}
+    yard_of = {"cluster": training.cluster_of(world), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
         for case in (
             unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, changed, changed_fused,
@@ -62,13 +47,15 @@ def _tried(yard, options, case, rank):
 
 def layers_of(yard):
     return torch.nn.ModuleList(
-        yr.MoELayer(WIDTH, WIDTH, EXPERTS, 1, yard, router=Skewed(i), seed=i, dtype=torch.float64)
+        yr.MoELayer(HIDDEN, HIDDEN, EXPERTS, 1, yard, router=Turning(i, EXPERTS), seed=i, dtype=torch.float64)
         for i in range(3)
     )
 
 
 def given(rank):
-    return torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return torch.randn(
+        training.TOKENS, HIDDEN, generator=torch.Generator().manual_seed(rank), dtype=torch.float64
+    )
 
 
 def loss_of(layers, x):

@@ -193,9 +193,8 @@ def test_a_failed_save_that_nobody_waits_for_is_told_of_by_the_next(tmp_path, ya
     heard = yr.start_checkpoint(tmp_path / "file", model, optimizer, yard, step=3)
     with pytest.raises(NotSaved):
         heard.wait()
-    yr.save_checkpoint(
-        tmp_path / "run", model, optimizer, yard, step=4
-    )  # pytest turns a warning into an error
+    # Not told twice: pytest turns a warning into an error.
+    yr.save_checkpoint(tmp_path / "run", model, optimizer, yard, step=4)
 
 
 OTHER_KINDS = {
@@ -218,14 +217,14 @@ def forget_kinds(monkeypatch):
     monkeypatch.setattr(training_state, "_groups", without)
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [(kind, told) for kind in OTHER_KINDS for told in (True, False) if told or kind != "Adam"],
+)  # Adam's options are AdamW's: only the name tells them apart
 def test_another_kind_of_optimizer_is_refused_before_anything_is_touched(
     tmp_path, yard, monkeypatch, kind, told
 ):
     if not told:
-        if kind == "Adam":
-            pytest.skip("its options are those of AdamW")
         forget_kinds(monkeypatch)
     yr.save_checkpoint(tmp_path, *trained(), yard, step=1)
     model, _ = trained()

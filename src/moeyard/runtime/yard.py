@@ -252,7 +252,7 @@ class Yard:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
     ) -> Pending:
         """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
-        self._check_rows(source)
+        self._before_rows(source)
         self.guard.where.enter("an exchange")
         try:
             return self.transport.start(plan, backward, output, source, agreed)
@@ -265,14 +265,14 @@ class Yard:
         """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
         agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
         """
-        self._check_rows(source)
+        self._before_rows(source)
         self.guard.where.enter("an exchange")
         try:
             self.transport.exchange(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 
-    def _check_rows(self, source: torch.Tensor) -> None:
+    def _before_rows(self, source: torch.Tensor) -> None:
         if recomputing():  # rows go back: after that parameters may be written where nobody sees it
             self.workspace.begun = None
         if source.device.type != self.device.type:

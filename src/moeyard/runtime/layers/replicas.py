@@ -4,7 +4,7 @@ A replica is workspace. A yard that plans ahead (`ahead`) has the next layer's g
 the backward pass of the one before it; otherwise both are done on the spot. With `resident` every layer has memory of its own
 for replicas, so the backward pass finds what the forward gathered; otherwise two layers share theirs, and what another layer has
 written over is gathered again. All of it follows from the order of the calls, which is the same on all ranks; never from a
-parameter's identity or version, which fused optimizers and casts leave alone or make anew. Casts are made with the gather and never
+parameter's identity or version, which fused optimizers and casts leave alone or make anew; those only refuse a gather (fresh.py). Casts are made with the gather and never
 kept. Nothing of it is a parameter.
 """
 

@@ -203,6 +203,7 @@ def load_checkpoint(
         about = read_about(found)
         stored = _open(found, about, floor, allow_pickle)
         wanted = _wanted(found, stored.saved, model, optimizer)
+        # Of a pickled one values are known when it is filled, no sooner; they are looked at then.
         if optimizer is not None and isinstance(stored, StoredCheckpoint) and parts.GROUPS in stored.saved:
             parts.check_groups(model, optimizer, stored.value(parts.GROUPS))
         same, mine = about["ranks"] == dist.get_world_size(group), f"rank {dist.get_rank(group)}"
