@@ -1,10 +1,12 @@
 """Replicas change nothing, whatever steps the parameters and in whatever precision they travel.
 
-    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--steps 20] [--long 500] [--every 1] [--skip 0] [--json] [--document]
+    python -m bench.replicas [--backend gloo|nccl] [--ranks 2] [--worlds 1] [--steps 20] [--long 500] [--every 1] [--skip 0] [--json] [--document]
 
 Every case trains with replicas, which change every few steps and are compared bit by bit with their homes before every use, and
 without; then rows and experts that carry their names go round for --long steps under autocast. On NCCL all ranks share one GPU, each
-as a host of its own, so it tests every path and times nothing. Exit status 1 if anything differs, 2 without a GPU that is asked for.
+as a host of its own, so it tests every path and times nothing; several worlds side by side share the cases, which is quicker on a GPU
+whose processes run at once (`nvidia-cuda-mps-control -d`) than in turn. Exit status 1 if anything differs, 2 without a GPU that is
+asked for.
 """
 
 from __future__ import annotations
@@ -17,16 +19,25 @@ import tempfile
 import time
 import traceback
 from datetime import timedelta
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 
 from bench.document import write_figures
 from bench.ending import end_with
 
 
-def run(rank, options, folder):
+def cases_of(options, world):
+    """The number of this world's cases among all: those that are asked for are dealt out."""
+    from bench.replica_training import all_cases
+
+    return range(len(all_cases()))[options.skip :: options.every][world :: options.worlds]
+
+
+def run(world, rank, options, folder):
     """What one rank finds."""
     os.environ |= {
-        "NCCL_HOSTID": f"host{rank}",  # NCCL refuses two ranks of one host on one GPU
+        "NCCL_HOSTID": f"host{world}.{rank}",  # NCCL refuses two ranks of one host on one GPU
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -41,24 +52,25 @@ def run(rank, options, folder):
     torch.set_num_threads(1)
     if options.backend == "nccl":
         torch.cuda.set_device(0)
-    store = dist.FileStore(f"{folder}/store", options.ranks)
+    store = dist.FileStore(f"{folder}/store{world}", options.ranks)
     limit = timedelta(seconds=120)
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=options.ranks, timeout=limit)
-    cases = all_cases()[options.skip :: options.every]
+    cases = [all_cases()[number] for number in cases_of(options, world)]
     with (
         yr.Yard(cluster=cluster_of(options.ranks), scheduler="direct", timeout=60, checked=True) as yard,
-        (Path(folder) / f"found{rank}").open("w", buffering=1) as lines,
+        (Path(folder) / f"found{world}.{rank}").open("w", buffering=1) as lines,
     ):
-        looked, flaw = wrong_rows(yard, options.long)
-        print(json.dumps({"steps": options.long, "looked": looked, "flaw": flaw}), file=lines)
+        steps = options.long if world == 0 else 0
+        looked, flaw = wrong_rows(yard, steps) if steps else (0, "")
+        print(json.dumps({"steps": steps, "looked": looked, "flaw": flaw}), file=lines)
         for number, row in enumerate(compare(yard, cases, options.steps), start=1):
             print(json.dumps(row), file=lines)
-            if rank == 0 and number % 24 == 0:
+            if rank == world == 0 and number % 24 == 0:
                 print(f"{number} of {len(cases)} cases", file=sys.stderr, flush=True)
 
 
 def merged(found):
-    """(cases, named rows): the worst of all ranks, as far as all of them came."""
+    """(cases, named rows) of a world: the worst of all ranks, as far as all of them came."""
     named, *_ = heads = [lines[0] for lines in found if lines]
     if len(heads) < len(found):
         return [], {"steps": 0, "looked": 0, "flaw": "not all ranks came to an end"}
@@ -133,6 +145,9 @@ def main():
     )
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--worlds", type=int, default=1, help="so many at once, each with its share of the cases"
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--long", type=int, default=500, help="steps of the rows that carry names")
     parser.add_argument("--every", type=int, default=1, help="only every n-th case")
@@ -151,24 +166,35 @@ def main():
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         codes = ranks_of(options, folder)
-        paths = [Path(folder) / f"found{rank}" for rank in range(options.ranks)]
         found = [
-            list(map(json.loads, path.read_text().splitlines())) if path.exists() else [] for path in paths
+            [lines_of(Path(folder) / f"found{world}.{rank}") for rank in range(options.ranks)]
+            for world in range(options.worlds)
         ]
     if any(codes):
         print(f"not finished: ranks left with {codes} (124: over the limit)", file=sys.stderr)
-    if not any(found):
+    if not any(map(any, found)):
         return max(codes)
-    rows, named = merged(found)
+    worlds = list(map(merged, found))
+    numbered = [
+        pair
+        for world, (rows, _) in enumerate(worlds)
+        for pair in zip(cases_of(options, world), rows, strict=False)
+    ]
+    rows = [row for _, row in sorted(numbered, key=itemgetter(0))]
+    named = worlds[0][1] | {"flaw": next((one["flaw"] for _, one in worlds if one["flaw"]), "")}
     about = {"backend": options.backend, "ranks": options.ranks, "seconds": time.monotonic() - began}
     about |= {"of": len(all_cases()), "every": options.every}
     return max(report(about | {"cases": rows, "named": named}, options), *codes)
 
 
+def lines_of(path):
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
 def ranks_of(options, folder):
     """Fork them from here, where everything is imported and nothing has touched a GPU; their exit codes."""
     children = []
-    for rank in range(options.ranks):
+    for world, rank in product(range(options.worlds), range(options.ranks)):
         campaign, child = os.getpid(), os.fork()
         if child == 0:
             code = 1
@@ -180,7 +206,7 @@ def ranks_of(options, folder):
                     print("no CUDA device here; run this where there is one", file=sys.stderr)
                     code = 2
                 else:
-                    run(rank, options, folder)
+                    run(world, rank, options, folder)
                     code = 0
             except Exception:
                 traceback.print_exc()
