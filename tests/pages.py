@@ -99,6 +99,7 @@ def run_rank(page: str, folder: Path, rank: int, ranks: int, port: int) -> None:
 
 def main() -> None:
     import torch
+    import torch._dynamo  # the first optimizer would
     import torch.distributed
     import transformers.models.mixtral.modeling_mixtral  # noqa: F401  before the fork: once for all pages
 

@@ -105,6 +105,7 @@ def rail_fault(kind: str) -> Any:
             show="none",
             quiet=True,
             timeout=LIMIT,
+            modules=["bench.faults.training", "torch._dynamo"],  # once for all ranks
         )
         judge_rails(row, order, found, losses(job), losses(whole))
         if row.why:

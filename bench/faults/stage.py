@@ -20,6 +20,7 @@ from bench.faults.training import PHASES, Job, be
 
 def prepare() -> None:
     """Import and load what the ranks need, before the first fork. No torch operation: its threads would not survive."""
+    import torch._dynamo  # the first optimizer would: three seconds, on every rank
     import torch.distributed  # noqa: F401
 
     import moeyard as my

@@ -155,7 +155,8 @@ def one_round(number, place, folder, log, chance, seconds):
 
 def main() -> None:
     rounds, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    import torch.distributed  # noqa: F401  imported before the forks
+    import torch._dynamo  # the first optimizer would: before the forks, like the rest
+    import torch.distributed  # noqa: F401
 
     import moeyard.runtime  # noqa: F401
 

@@ -29,7 +29,8 @@ COMPILE = 420  # seconds for kernels that are not in the cache yet
 FAILED = 3
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed", "moeyard.runtime"])
+# The first optimizer of a process imports torch's compiler, for three seconds: once here instead of on every rank.
+FORKS.set_forkserver_preload(["torch.distributed", "torch._dynamo", "moeyard.runtime"])
 
 
 class RankFailed(AssertionError):

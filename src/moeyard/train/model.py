@@ -49,11 +49,11 @@ def make_config(options: Options) -> Any:
 
 
 def modules_of(options: Options) -> list[str]:
-    """What a rank imports that takes seconds; a lab does it once for all."""
+    """What a rank imports that takes seconds (torch's first optimizer imports its compiler); a lab does it once for all."""
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[options.family].__module__
-    return ["moeyard.train.loop", "moeyard.train.turns", config.replace(".configuration_", ".modeling_")]
+    model = CONFIG_MAPPING[options.family].__module__.replace(".configuration_", ".modeling_")
+    return ["moeyard.train.loop", "moeyard.train.turns", "torch._dynamo", model]
 
 
 def make_model(config: Any, seed: int) -> Any:
