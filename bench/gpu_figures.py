@@ -112,7 +112,7 @@ def replicas() -> str:
         lines.append("| " + " | ".join(map(str, figures)) + " |")
     fine = "none stale, none another's"
     told = (
-        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--every`); {refused} left "
+        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--worlds`, `--every`); {refused} left "
         f"out, whose optimizer torch refuses on CUDA. {looked} named rows and experts looked at under autocast: "
         f"{'; '.join(flaws) or fine}."
     )
