@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.utils.checkpoint
 from bench import replica_training as training
@@ -26,7 +28,8 @@ def everything(rank, world):
     yard_of = {"cluster": training.cluster_of(world), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
         for case in (
-            unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, changed, changed_fused,
+            unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, suddenly_taught, evaluated_in_turn, changed, changed_fused,
+            changed_and_dropped, changed_by_closure,
         ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
@@ -34,6 +37,13 @@ def everything(rank, world):
             coded = case(layers_of(yard), given(rank), yard)
             found[case.__name__] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
             yard.choose(**REPLICAS, codec="lossless@all")
+    with (
+        yr.Yard(**yard_of, codec="bits:1@all", **REPLICAS) as yard,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        evaluated_between(layers_of(yard), given(rank), yard)
+        found["lossy"] = [str(one.message) for one in said if "backward" in str(one.message)]
     return found
 
 
@@ -74,8 +84,7 @@ def unfrozen(layers, x, yard):
     found = []
     for _ in range(4):
         second.requires_grad_(False)
-        with torch.no_grad():
-            made = first(x)
+        made = first(x).detach()
         second.requires_grad_(True)
         (second(made) ** 2).mean().backward()
         found += norms(second)
@@ -165,13 +174,54 @@ def whole_by_fsdp(layers, x, yard):
     return found
 
 
-def changed(layers, x, yard, fused=False):
+def taught(student, x, yard, suddenly=False):
+    """A teacher that follows its student by `.data`, between the student's forward and its own. suddenly: from the fourth step on;
+    before that it has gradients, too."""
+    teacher = layers_of(yard)
+    optimizer = torch.optim.SGD(student.parameters(), lr=5.0)
+    found = []
+    for step in range(6):
+        loss = loss_of(student, x)
+        followed = not suddenly or step > 2
+        with torch.set_grad_enabled(not followed):
+            for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
+                if followed:
+                    own.data.mul_(0.5).add_(other.data, alpha=0.5)
+            goal = loss_of(teacher, 2 * x).detach()
+        (loss * (1 + goal)).backward()
+        yr.sync_gradients(student, yard)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(goal.item())
+    return found
+
+
+def suddenly_taught(student, x, yard):
+    return taught(student, x, yard, suddenly=True)
+
+
+def evaluated_in_turn(first, x, yard):
+    """Two models are evaluated one after the other; the second is written by `.data` between."""
+    second = layers_of(yard)
+    found = []
+    for _ in range(4):
+        with torch.no_grad():
+            found.append(loss_of(first, x).item())
+            for p in second.parameters():
+                p.data.mul_(1.5)
+            found.append(loss_of(second, x).item())
+    return found
+
+
+def changed(layers, x, yard, make=torch.optim.SGD, closure=None, **how):
     """The first of two forwards goes back after its weights have changed."""
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, fused=fused)
+    optimizer = make(layers.parameters(), lr=0.1, **how)
     for p in layers.parameters():
         p.grad = torch.ones_like(p)
     loss, _ = loss_of(layers, x), loss_of(layers, 2 * x)
-    optimizer.step()
+    if closure is not None:
+        optimizer.zero_grad()
+    optimizer.step(None if closure is None else lambda: closure(layers))
     optimizer.zero_grad()
     loss.backward()
     return norms(layers)
@@ -179,6 +229,35 @@ def changed(layers, x, yard, fused=False):
 
 def changed_fused(layers, x, yard):
     return changed(layers, x, yard, fused=True)
+
+
+class Drops(torch.optim.Optimizer):
+    """Writes where nobody sees it, and leaves no gradients behind."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"])
+                p.grad = None
+
+
+def changed_and_dropped(layers, x, yard):
+    return changed(layers, x, yard, make=Drops)
+
+
+def changed_by_closure(layers, x, yard):
+    """Gradients that are there only inside the step."""
+
+    def closure(layers):
+        for p in layers.parameters():
+            p.grad = torch.ones_like(p)
+
+    return changed(layers, x, yard, make=Drops, closure=closure)
 
 
 def evaluated_between(layers, x, yard, again=False):

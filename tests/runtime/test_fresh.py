@@ -22,6 +22,9 @@ def found():
         "not_stepped",
         "inferred",
         "whole_by_fsdp",
+        "taught",
+        "suddenly_taught",
+        "evaluated_in_turn",
         "evaluated_between",
         "evaluated_between_again",
     ],
@@ -33,6 +36,13 @@ def test_the_numbers_are_those_without_replicas(found, case):
         assert max(without) > 0
 
 
+def test_a_codec_that_loses_bits_says_that_the_backwards_replicas_are_others(found):
+    for rank in found:
+        assert rank["lossy"]
+        assert "bits:1" in rank["lossy"][0]
+        assert "not the same" in rank["lossy"][0]
+
+
 def test_gradients_of_other_weights_than_the_forwards_are_refused(found):
     for rank in found:
         without, with_replicas = rank["changed"]
@@ -40,6 +50,7 @@ def test_gradients_of_other_weights_than_the_forwards_are_refused(found):
         assert "changed between a forward and its backward pass" in with_replicas
 
 
-def test_also_where_an_optimizer_writes_unseen(found):
+@pytest.mark.parametrize("case", ["changed_fused", "changed_and_dropped", "changed_by_closure"])
+def test_also_where_an_optimizer_writes_unseen(found, case):
     for rank in found:
-        assert "changed between a forward and its backward pass" in rank["changed_fused"][1]
+        assert "changed between a forward and its backward pass" in rank[case][1]

@@ -6,9 +6,10 @@
        |                              what was planned, and what was begun for it if that still holds
        whether the parameters were touched since, and the plans' digest: they ride with the counts
 
-What was begun is used by the very next call or by none, and only if no rows went back since and no rank saw a parameter change in
-between: by an optimizer's step, a write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first
-time, plans nothing and counts nothing.
+What was begun is used by the very next call or by none, and only in a forward with gradients (an evaluation's or a teacher's weights
+may have been put in just before), if no rows went back since and no rank saw a parameter change in between: by an optimizer's step, a
+write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first time,
+plans nothing and counts nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
-from moeyard.runtime.layers.fresh import by_fsdp, evidence_of
+from moeyard.runtime.layers.fresh import by_fsdp, evidence_of, with_gradients
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
 from moeyard.runtime.roles import Hosts
@@ -72,11 +73,14 @@ class _Known:
     stacks: tuple[weakref.ref[torch.Tensor], ...]
     dtype: torch.dtype
     owner: weakref.ref[nn.Module] | None
+    trained: bool  # in its last call
 
     @classmethod
     def of(cls, layer: Layer) -> _Known:
         owner = None if layer.owner is None else weakref.ref(layer.owner)
-        return cls(layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner)
+        return cls(
+            layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner, with_gradients()
+        )
 
     def layer(self, site: int) -> Layer | None:
         """None if its stacks are not there now: gone, made anew at every call (adapters); or FSDP2's, which frees them between calls and
@@ -175,9 +179,14 @@ class Call:
         workspace.known[layer.site] = _Known.of(layer)
         way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
-        if self._next is not None and self._next[0] > layer.site:
+        if self._next is not None and self._follows(self._next[0]):
             begin(yard, *self._next)
         return begun
+
+    def _follows(self, site: int) -> bool:
+        """Whether the layer there belongs to this forward, as far as can be told: its parameters are not written in between."""
+        known = self.yard.workspace.known.get(site)
+        return site > self.layer.site and known is not None and known.trained and with_gradients()
 
 
 class _Planner:

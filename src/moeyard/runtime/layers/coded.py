@@ -10,6 +10,7 @@ alone have the copies. A recomputed forward and the backward pass read what is h
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,14 @@ class Coded:
         Only homes see it, so all ranks ask one another."""
         own = filter(self._home, sorted(experts))
         here = any(self.chain.seen.get(expert) != number_of(master(expert)) for expert in own)
-        return bool(self.yard.agree("masters", [int(here)]).any())
+        strayed = bool(self.yard.agree("masters", [int(here)]).any())
+        if strayed and not self.codec.exact:
+            warnings.warn(
+                f"layer {self.site - 1}: other weights were gathered between a forward and its backward pass; with codec {self.codec.kind}:{self.codec.number} the backward's "
+                "replicas are near the forward's, not the same: run the backward pass first, or use codec='lossless'",
+                stacklevel=2,
+            )
+        return strayed
 
     def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
         home = self.copies.placement.home_E

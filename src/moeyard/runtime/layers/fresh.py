@@ -12,16 +12,34 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 _steps = [0]  # of any optimizer in this process
 _unseen: WeakKeyDictionary[Optimizer, dict[int, int]] = WeakKeyDictionary()  # parameter -> its last step
 
 
-def _count_step(optimizer: Optimizer, *_: Any) -> None:
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    """A step may drop the gradients that it used: who has one now is written."""
+    _write_down(optimizer, _steps[0] + 1)
+
+
+def _after_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Gradients may also have come, and gone, inside: by a closure."""
     _steps[0] += 1
+    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+    _write_down(optimizer, _steps[0], everything=closure is not None)
+
+
+def _write_down(optimizer: Optimizer, step: int, everything: bool = False) -> None:
     written = {
-        id(p): _steps[0] for group in _silent(optimizer) for p in group["params"] if p.grad is not None
+        id(p): step
+        for group in _silent(optimizer)
+        for p in group["params"]
+        if everything or p.grad is not None
     }
     if written:
         _unseen.setdefault(optimizer, {}).update(written)
@@ -33,16 +51,25 @@ def _silent(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
     return (group for group in optimizer.param_groups if foreign or group.get("fused"))
 
 
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
 
 
 def _version(one: torch.Tensor) -> int:
     return 0 if one.is_inference() else one._version  # nobody trains what was made in inference mode
 
 
+def with_gradients() -> bool:
+    """Whether this forward is one of training. A teacher's, or an evaluation, may have had its parameters written by `.data` just before:
+    after another model's forward, where nobody sees it."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Changes when parameters did, or when they are trained where they were not."""
-    return _steps[0], *((id(one), one.data_ptr(), _version(one), one.requires_grad) for one in stacks)
+    """Changes when parameters did, when they are trained where they were not, or the
+    forward is no longer one of training."""
+    told = ((id(one), one.data_ptr(), _version(one), one.requires_grad) for one in stacks)
+    return _steps[0], with_gradients(), *told
 
 
 class Seen:
