@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from bench.document import ROOT, write_figures
-from moeyard.report.attribution import attribution
+from moeyard.report.attribution import attribution, show_interval
 from moeyard.report.load import load_run, loss_gap
 
 FAULTS = ROOT / "bench" / "results" / "train_faults.json"
@@ -33,7 +33,7 @@ def comparison(folder: Path) -> str:
     ratios = attribution(run)
     lines += ["", "| adds | mode | over | ratio | 95% | less time |", "|---" * 6 + "|"]
     lines += [
-        f"| {one.what} | {one.of} | {one.over} | {one.ratio:.2f} x | {one.low:.2f} to {one.high:.2f} | {one.saved:.0%} |"
+        f"| {one.what} | {one.of} | {one.over} | {one.ratio:.2f} x | {show_interval(one.low, one.high)} | {one.saved:.0%} |"
         for one in ratios
     ]
     whole = next(one for one in ratios if (one.of, one.over) == (last, first))

@@ -20,7 +20,13 @@ import numpy as np
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
-from moeyard.report.attribution import attribution, attribution_data, mode_data, prediction_error
+from moeyard.report.attribution import (
+    attribution,
+    attribution_data,
+    mode_data,
+    prediction_error,
+    show_interval,
+)
 from moeyard.report.load import load_run, loss_gap
 from moeyard.train.modes import modes_of
 from moeyard.train.options import Options
@@ -89,7 +95,7 @@ def table(found: dict[str, Any]) -> str:
     lines += ["", "| adds | mode | over | ratio | 95% | pairs |", "|---" * 6 + "|"]
     for one in found["attribution"]:
         lines.append(
-            f"| {one['what']} | {one['of']} | {one['over']} | {one['ratio']:.2f} x | {one['low']:.2f} to {one['high']:.2f} | {one['pairs']} |"
+            f"| {one['what']} | {one['of']} | {one['over']} | {one['ratio']:.2f} x | {show_interval(one['low'], one['high'])} | {one['pairs']} |"
         )
     return "\n".join([*lines, *_hidden(found)])
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
-from moeyard.report.attribution import compare, mode_data, prediction_error
+from moeyard.report.attribution import compare, mode_data, prediction_error, show_interval
 from moeyard.report.load import Run, coded_losses, load_run, loss_gap
 from moeyard.train.model import SIZES
 from moeyard.train.modes import CODEC, modes_of
@@ -130,7 +130,7 @@ def table(found: dict[str, Any]) -> str:
     for one in found["ratios"]:
         guess = predicted_ratio(found, one["of"])
         lines.append(
-            f"| {one['of']} | {one['over']} | {one['ratio']:.2f} x | {one['low']:.2f} to {one['high']:.2f} | {one['pairs']} "
+            f"| {one['of']} | {one['over']} | {one['ratio']:.2f} x | {show_interval(one['low'], one['high'])} | {one['pairs']} "
             f"| {'' if guess is None else f'{guess:.2f} x'} |"
         )
     for mode in found["modes"]:

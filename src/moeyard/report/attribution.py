@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from moeyard.arrays import FloatArray
 from moeyard.report.load import Mode, Run
 from moeyard.train.modes import CHAIN, FOREGROUND, WHOLES
 
-RESAMPLES = 2000
 WHOLE = "moeyard"  # another name of the chain's last mode
 
 
@@ -24,7 +24,7 @@ class Ratio:
     of: str
     over: str
     ratio: float
-    low: float  # of the median, 95%
+    low: float  # of the median, 95%; NaN of too few pairs
     high: float
     quartiles: tuple[float, float]  # of the single pairs
     pairs: int
@@ -52,12 +52,16 @@ def paired(run: Run, of: Mode, over: Mode, key: str = "seconds") -> tuple[FloatA
     )
 
 
-def interval(values: FloatArray, seed: int = 0) -> tuple[float, float]:
-    """95% of the medians of as many values, drawn again and again from these."""
-    rng = np.random.default_rng(seed)
-    drawn = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return float(low), float(high)
+def interval(values: FloatArray) -> tuple[float, float]:
+    """Between which of the values the true median lies in at least 95% of such trials, whatever the law: by order statistics. Of fewer
+    than six values no two hold it so often: then NaN."""
+    count, outside, left_out = len(values), 0.0, 0
+    while (more := outside + 2 * math.comb(count, left_out) / 2**count) <= 0.05:
+        outside, left_out = more, left_out + 1
+    if left_out == 0:
+        return math.nan, math.nan
+    ordered = np.sort(values)
+    return float(ordered[left_out - 1]), float(ordered[count - left_out])
 
 
 def compare(run: Run, what: str, of: Mode, over: Mode) -> Ratio | None:
@@ -151,16 +155,28 @@ def prediction_error(mode: Mode) -> float | None:
 
 
 def attribution_data(ratios: Sequence[Ratio]) -> list[dict[str, Any]]:
-    return [asdict(one) | {"saved": one.saved} for one in ratios]
+    """As JSON has it: what is not known is null."""
+    rows = [asdict(one) | {"saved": one.saved} for one in ratios]
+    return [
+        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in rows
+    ]
 
 
 COLUMNS = ("adds", "mode", "over", "ratio", "95% of the median", "quartiles", "less time", "pairs")
 
 
+def show_interval(low: float | None, high: float | None) -> str:
+    """Also of a stored row, where NaN is null."""
+    if low is None or high is None or math.isnan(low):
+        return "needs 6 pairs"
+    return f"{low:.2f} to {high:.2f}"
+
+
 def table_rows(ratios: Sequence[Ratio]) -> list[tuple[str, ...]]:
     return [
         (
-            one.what, one.of, one.over, f"{one.ratio:.2f} x", f"{one.low:.2f} to {one.high:.2f}",
+            one.what, one.of, one.over, f"{one.ratio:.2f} x", show_interval(one.low, one.high),
             f"{one.quartiles[0]:.2f} to {one.quartiles[1]:.2f}", f"{one.saved:z.0%}", str(one.pairs),
         )
         for one in ratios
