@@ -21,7 +21,7 @@ from moeyard.runtime.agree.watcher import Mark, Queued
 from moeyard.runtime.observe.network import label
 from moeyard.train.accelerator import Accelerator
 from moeyard.train.device import SHARED, open_world
-from moeyard.train.job import late_maths
+from moeyard.train.job import late_maths, show_steps
 from moeyard.train.journal import read_metrics, summarise
 from moeyard.train.meter import Flown, StepLog, measured_timeline, origins
 from moeyard.train.options import Options
@@ -276,9 +276,27 @@ def test_a_new_run_sets_old_checkpoints_aside_and_forgets_what_was_done(tmp_path
     begin(options, LAB)
     assert not (tmp_path / "run.json").exists()  # or whoever watches would take it for ended
     assert not (tmp_path / "plain" / "metrics.jsonl").exists()
+    assert (tmp_path / "run.json.1").exists()  # nothing is lost
+    assert (tmp_path / "plain" / "metrics.jsonl.1").exists()
     assert not (tmp_path / "plain" / "checkpoints").exists()
     assert (tmp_path / "plain" / "checkpoints.1" / "step-00000007").exists()
     assert load_done(replace(options, resume=True)) == {}
+
+
+def test_where_there_is_nothing_to_resume_it_says_so(tmp_path, capsys):
+    begin(Options(str(tmp_path / "mistyped"), modes=("plain",), resume=True), LAB)
+    assert (
+        capsys.readouterr().err
+        == f"moeyard: nothing to resume in {tmp_path / 'mistyped'}: a new run begins\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "told"),
+    [(6, 2, "6, timed from step 3 on"), (2, 1, "2, timed from step 2 on; give more"), (1, 0, "the first, ")],
+)
+def test_which_steps_the_times_are_of(steps, warmup, told):
+    assert told in show_steps(Options("out", steps=steps, warmup=warmup))
 
 
 def test_a_resumed_run_keeps_what_is_done(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -220,12 +221,24 @@ def main() -> None:
     except _Interrupted as ended:
         _fail(str(ended), INTERRUPTED)
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _fail(_file_error(error))
     else:
         if status == INTERRUPTED:  # before there was a command
             _fail("interrupted", INTERRUPTED)
         if status:  # of typer.Exit; commands give nothing back
             sys.exit(status)
+
+
+def _file_error(error: OSError) -> str:
+    """With what to do about the usual ones."""
+    if not error.filename:
+        return str(error)
+    fix = {
+        FileNotFoundError: f"; a relative path counts from {Path.cwd()}",
+        IsADirectoryError: "; name a file in it",
+        PermissionError: "; ask its owner, or give another path",
+    }
+    return f"{error.filename}: {error.strerror}{fix.get(type(error), '')}"
 
 
 _USAGE: Any = typer.BadParameter.__mro__[1]  # what every option and argument that cannot be read raises

@@ -320,7 +320,7 @@ def _finish(out: Path, json: bool) -> None:
     shown.print(_comparison(run_))
     _print_attribution(shown, run_)
     shown.print(f"{run_.modes[-1].origin('iteration_s')}: {run_.conditions['network']}")
-    for what in ("links", "accelerator", "memory"):
+    for what in ("steps", "links", "accelerator", "memory"):
         shown.print(f"{what}: {run_.conditions.get(what, 'not told')}")
     shown.print(f"report: {page}")
 

@@ -134,6 +134,14 @@ def _save_pictures(trainer: Any, folder: Path) -> None:
         (folder / "spans.json").write_text(json.dumps(spans))
 
 
+def show_steps(options: Options) -> str:
+    """Which of them the times are of."""
+    if options.warmup == 0:
+        return f"{options.steps}, all timed: the first, which loads and measures, too; give more --steps for times that last"
+    few = "" if options.warmup > 1 else "; give more --steps for times that last"
+    return f"{options.steps}, timed from step {options.warmup + 1} on{few}"
+
+
 NETWORKS = {
     Network.SHAPED: "a lab on one machine: namespaces, shaped by tbf",
     Network.LOOPBACK: "UNSHAPED: all ranks on one machine's own network (namespaces refused, --network loopback, or torchrun on one machine; or ranks that share a GPU)",
@@ -163,6 +171,7 @@ def _facts(options: Options, trainer: Any, links: str) -> dict[str, Any]:
         "conditions": {
             "links": f"{links}: {_show_links(cluster)}",
             "modes": f"side by side, {options.turn} steps in turn",
+            "steps": show_steps(options),
             "network": f"{rates if lab_place() is not None else f'plans and bounds assume {rates}'}; {NETWORKS[trainer.network]}",
             "contention law": "ideal" if law.loss == 0 else f"loss {law.loss:g} per flow beyond {law.knee:g}, at most {law.ceiling:g} x",
             "accelerator": emulated,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ FREE = ("out", "resume", "timeout", "checkpoint_every")  # may differ: they chan
 
 
 def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> None:
-    """Before the ranks start: a resumed run must be asked for the same; a new one sets old checkpoints aside.
+    """Before the ranks start: a resumed run must be asked for the same; a new one sets aside what an old one left.
 
     where: the lab and its network, or torchrun. writes: on one process only.
     """
@@ -36,11 +37,13 @@ def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> No
         )
     if not writes:
         return
+    if options.resume:
+        print(f"moeyard: nothing to resume in {folder}: a new run begins", file=sys.stderr, flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").unlink(missing_ok=True)  # of a run that was here before: this one has not ended
+    _set_aside(folder / "run.json")
     for mode in options.modes:
-        (folder / mode / DONE).unlink(missing_ok=True)
-        (folder / mode / "metrics.jsonl").unlink(missing_ok=True)
+        (folder / mode / DONE).unlink(missing_ok=True)  # what it says is in run.json and the metrics
+        _set_aside(folder / mode / "metrics.jsonl")
         _set_aside(folder / mode / CHECKPOINTS)
     (folder / ASKED).write_text(json.dumps(asked, indent=1), encoding="utf-8")
 
@@ -78,13 +81,13 @@ def _show(value: Any) -> str:
     )
 
 
-def _set_aside(checkpoints: Path) -> None:
-    """What an earlier run saved stays, under another name: the new run must not go on from it."""
-    if checkpoints.exists():
+def _set_aside(path: Path) -> None:
+    """What an earlier run left stays, under another name: the new run must not go on from it."""
+    if path.exists():
         number = 1
-        while (aside := checkpoints.with_name(f"{checkpoints.name}.{number}")).exists():
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
-        checkpoints.rename(aside)
+        path.rename(aside)
 
 
 def save_done(options: Options, mode: str, data: dict[str, Any]) -> None:
