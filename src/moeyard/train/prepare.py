@@ -51,7 +51,8 @@ def prepare(cluster: Cluster, options: Options) -> None:
     build.prepare("train")
     traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
     bound(cluster, traffic)
-    simulate(cluster, schedule(cluster, traffic, "direct"))
+    for scheduler in ("direct", "rails"):  # a plan of either kind is simulated beside the measured one
+        simulate(cluster, schedule(cluster, traffic, scheduler))
     _warm_step(cluster)
     warm_schedules(cluster, {options.yard(mode)["scheduler"] for mode in options.modes})
 
