@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import torch
@@ -28,10 +29,11 @@ def everything(rank, world):
     yard_of = {"cluster": training.cluster_of(world), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
         for case in (
-            unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, suddenly_taught, evaluated_in_turn, changed, changed_fused,
-            changed_and_dropped, changed_by_closure,
+            unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, clamped, written_by_one, swapped, evaluated_in_turn, served_apart,
+            closed_over, not_taken, changed, changed_fused, changed_and_dropped, changed_by_closure,
         ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
+        found["begun"] = _tried(yard, REPLICAS, begun, rank)
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
         for case in (evaluated_between, evaluated_between_again):
             coded = case(layers_of(yard), given(rank), yard)
@@ -108,6 +110,22 @@ def skipped(layers, x, yard):
     return found
 
 
+def begun(layers, x, yard):
+    """How many gathers were begun ahead and used, over six steps with an evaluation before each; the steps recompute their layers, by the
+    way of torch that runs them without gradients first."""
+    x = x.requires_grad_()
+    before = yard.workspace.ahead
+    for _ in range(6):
+        with torch.no_grad():
+            loss_of(layers, x)
+        made = x
+        for layer in layers:
+            made = made + 0.3 * torch.tanh(torch.utils.checkpoint.checkpoint(layer, made, use_reentrant=True))
+        (made**2).mean().backward()
+        layers.zero_grad()
+    return yard.workspace.ahead - before
+
+
 def other_model(layers, x, yard):
     """Two forwards of one model, a step of another, the backward passes: nothing of this model changed."""
     other = torch.nn.Linear(2, 2)
@@ -174,19 +192,16 @@ def whole_by_fsdp(layers, x, yard):
     return found
 
 
-def taught(student, x, yard, suddenly=False):
-    """A teacher that follows its student by `.data`, between the student's forward and its own. suddenly: from the fourth step on;
-    before that it has gradients, too."""
+def taught(student, x, yard):
+    """A teacher that follows its student by `.data`, between the student's forward and its own."""
     teacher = layers_of(yard)
     optimizer = torch.optim.SGD(student.parameters(), lr=5.0)
     found = []
     for step in range(6):
         loss = loss_of(student, x)
-        followed = not suddenly or step > 2
-        with torch.set_grad_enabled(not followed):
+        with torch.set_grad_enabled(step % 2 == 0):
             for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
-                if followed:
-                    own.data.mul_(0.5).add_(other.data, alpha=0.5)
+                own.data.mul_(0.5).add_(other.data, alpha=0.5)
             goal = loss_of(teacher, 2 * x).detach()
         (loss * (1 + goal)).backward()
         yr.sync_gradients(student, yard)
@@ -196,8 +211,51 @@ def taught(student, x, yard, suddenly=False):
     return found
 
 
-def suddenly_taught(student, x, yard):
-    return taught(student, x, yard, suddenly=True)
+def clamped(layers, x, yard):
+    """A layer is written by `.data` between the call of the one before it and its own."""
+    found = []
+    for _ in range(4):
+        first, second, _ = layers
+        made = first(x)
+        for p in second.parameters():
+            p.data.neg_()
+        loss = (second(made) ** 2).mean()
+        loss.backward()
+        found += [loss.item(), *norms(layers)]
+        layers.zero_grad()
+    return found
+
+
+def written_by_one(layers, x, yard):
+    """One rank alone writes its experts between two layers' calls."""
+    found = []
+    for _ in range(4):
+        first, second, _ = layers
+        made = first(x)
+        if yard.rank == 0:
+            for p in (second.gate_up, second.down):
+                p.data.mul_(1.5)
+        found.append((second(made) ** 2).mean().item())
+    return found
+
+
+def swapped(layers, x, yard):
+    """Other weights are put in for an evaluation between forward and backward, and the first ones back, both by `copy_`."""
+    found = []
+    for _ in range(3):
+        loss = sum(loss_of(layers, scale * x) for scale in (1, 2))
+        kept = [p.detach().clone() for p in layers.parameters()]
+        with torch.no_grad():
+            for p in layers.parameters():
+                p.mul_(1.25)
+            found.append(loss_of(layers, x).item())
+            for p, old in zip(layers.parameters(), kept, strict=True):
+                p.copy_(old)
+        if yard.options.planner != "static":  # there torch itself counts them as written
+            loss.backward()
+            found += norms(layers)
+            layers.zero_grad()
+    return found
 
 
 def evaluated_in_turn(first, x, yard):
@@ -210,6 +268,46 @@ def evaluated_in_turn(first, x, yard):
             for p in second.parameters():
                 p.data.mul_(1.5)
             found.append(loss_of(second, x).item())
+    return found
+
+
+def served_apart(layers, x, yard):
+    """Nothing is trained, and only some ranks say so."""
+    layers.requires_grad_(False)
+    with torch.set_grad_enabled(yard.rank == 1):
+        return [loss_of(layers, x).item() for _ in range(4)]
+
+
+def closed_over(layers, x, yard):
+    """Two forwards and their backward inside an optimizer's step."""
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=0.01, fused=True)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(layers, x) + loss_of(layers, 2 * x)
+        loss.backward()
+        yr.sync_gradients(layers, yard)
+        return loss
+
+    return [optimizer.step(closure).item() for _ in range(4)]
+
+
+class Refuses(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ArithmeticError("not a number")
+
+
+def not_taken(layers, x, yard):
+    """A step that fails before it writes; then two forwards go back."""
+    optimizer = Refuses(layers.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        losses = [loss_of(layers, x), loss_of(layers, 2 * x)]
+        with contextlib.suppress(ArithmeticError):
+            optimizer.step()
+        for loss in losses:
+            loss.backward()
+        found += norms(layers)
     return found
 
 

@@ -35,7 +35,6 @@ from moeyard.runtime.agree.copies import Held, compare_copies
 from moeyard.runtime.agree.floor import Floor, Floors
 from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
-from moeyard.runtime.block.compiled import recomputing
 from moeyard.runtime.codec.spec import written
 from moeyard.runtime.faults.client import own_client
 from moeyard.runtime.faults.errors import Mismatch, RailLost, RankLost
@@ -273,8 +272,6 @@ class Yard:
             self.guard.where.go()
 
     def _before_rows(self, source: torch.Tensor) -> None:
-        if recomputing():  # rows go back: after that parameters may be written where nobody sees it
-            self.workspace.begun = None
         if source.device.type != self.device.type:
             raise Mismatch(
                 f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry {self.device.type} tensors; move the rows there",

@@ -11,6 +11,7 @@ from moeyard.demand import Demand
 from moeyard.errors import InvalidModel
 from moeyard.formats.traces import find_trace
 from moeyard.kernels import build
+from moeyard.kernels.codec.blocks import checksum
 from moeyard.model import ModelSpec, num_experts
 from moeyard.planners import place
 from moeyard.schedulers import schedule
@@ -49,6 +50,7 @@ def check(options: Options, cluster: Cluster | None = None) -> None:
 def prepare(cluster: Cluster, options: Options) -> None:
     """Compile what a run calls; then plan a small demand in every mode, for what only this cluster or these options call."""
     build.prepare("train")
+    checksum(np.zeros(1, np.uint32))  # of parameters, when a gather begins
     traffic = warm_placements(cluster, [options.yard(mode) for mode in options.modes])
     bound(cluster, traffic)
     for scheduler in ("direct", "rails"):  # a plan of either kind is simulated beside the measured one

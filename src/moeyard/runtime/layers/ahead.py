@@ -6,10 +6,9 @@
        |                              what was planned, and what was begun for it if that still holds
        whether the parameters were touched since, and the plans' digest: they ride with the counts
 
-What was begun is used by the very next call or by none, and only in a forward with gradients (an evaluation's or a teacher's weights
-may have been put in just before), if no rows went back since and no rank saw a parameter change in between: by an optimizer's step, a
-write, or another tensor in its place. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first time,
-plans nothing and counts nothing.
+What was begun is used by the very next call or by none, and only if no rank finds a bit of its parameters changed, another tensor in their
+place, or experts that are trained from now on. One rank's doubt is everyone's. A forward that autograd recomputes is served as the first time, plans
+nothing and counts nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -36,7 +35,7 @@ from moeyard.runtime.agree.ahead import Coming
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.block.compiled import recomputing, unseen
 from moeyard.runtime.layers.copies import Copies, all_plans
-from moeyard.runtime.layers.fresh import by_fsdp, evidence_of, with_gradients
+from moeyard.runtime.layers.fresh import by_fsdp
 from moeyard.runtime.layers.replicas import Ahead, Hosted, Way, gather_now
 from moeyard.runtime.options import Options
 from moeyard.runtime.roles import Hosts
@@ -73,14 +72,11 @@ class _Known:
     stacks: tuple[weakref.ref[torch.Tensor], ...]
     dtype: torch.dtype
     owner: weakref.ref[nn.Module] | None
-    trained: bool  # in its last call
 
     @classmethod
     def of(cls, layer: Layer) -> _Known:
         owner = None if layer.owner is None else weakref.ref(layer.owner)
-        return cls(
-            layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner, with_gradients()
-        )
+        return cls(layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner)
 
     def layer(self, site: int) -> Layer | None:
         """None if its stacks are not there now: gone, made anew at every call (adapters); or FSDP2's, which frees them between calls and
@@ -104,7 +100,11 @@ class _Begun:
 
     ahead: Ahead
     coming: Coming
-    evidence: tuple[Any, ...]
+
+    def stale(self, stacks: Sequence[torch.Tensor]) -> bool:
+        """Whether it is not what a gather would bring now."""
+        seen = self.ahead.hosted.seen
+        return seen.replaced(stacks) or seen.changed()
 
 
 class Call:
@@ -137,7 +137,7 @@ class Call:
             and begun.ahead.hosted.dtype == self.layer.dtype
         ):
             self._begun = begun
-        stale = self._begun is not None and self._begun.evidence != evidence_of(self.layer.stacks)
+        stale = self._begun is not None and self._begun.stale(self.layer.stacks)
         digests = [one.digest for one in (self._coming, coming) if one is not None]
         return int(stale), small_digest(*digests) if digests else 0
 
@@ -179,14 +179,9 @@ class Call:
         workspace.known[layer.site] = _Known.of(layer)
         way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
-        if self._next is not None and self._follows(self._next[0]):
+        if self._next is not None and self._next[0] > layer.site:
             begin(yard, *self._next)
         return begun
-
-    def _follows(self, site: int) -> bool:
-        """Whether the layer there belongs to this forward, as far as can be told: its parameters are not written in between."""
-        known = self.yard.workspace.known.get(site)
-        return site > self.layer.site and known is not None and known.trained and with_gradients()
 
 
 class _Planner:
@@ -229,7 +224,7 @@ def begin(yard: Hosts, site: int, coming: Coming) -> None:
         return
     with unseen():
         hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
-        yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming, evidence_of(layer.stacks))
+        yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming)
 
 
 def begin_forward(yard: Hosts) -> None:

@@ -1,89 +1,84 @@
-"""What this rank can see of parameters that change: an optimizer's step, a write, another tensor in their place; and whose they are.
+"""Whether parameters are still what a gather took, by their bits: an optimizer's step, a fused one, a write by way of `.data` or a swap that
+was undone, all the same. And whose they are.
 
-Not seeing a change proves nothing (a write by way of `.data` shows nowhere), so it only ever calls a gather off, or refuses one.
+Each rank looks at its own and tells the others: one rank's doubt is everyone's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
-_steps = [0]  # of any optimizer in this process
-_unseen: WeakKeyDictionary[Optimizer, dict[int, int]] = WeakKeyDictionary()  # parameter -> its last step
+from moeyard.kernels.codec.blocks import checksum
+from moeyard.runtime.block.compiled import unseen
 
-
-def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    """A step may drop the gradients that it used: who has one now is written."""
-    _write_down(optimizer, _steps[0] + 1)
-
-
-def _after_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Gradients may also have come, and gone, inside: by a closure."""
-    _steps[0] += 1
-    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
-    _write_down(optimizer, _steps[0], everything=closure is not None)
-
-
-def _write_down(optimizer: Optimizer, step: int, everything: bool = False) -> None:
-    written = {
-        id(p): step
-        for group in _silent(optimizer)
-        for p in group["params"]
-        if everything or p.grad is not None
-    }
-    if written:
-        _unseen.setdefault(optimizer, {}).update(written)
-
-
-def _silent(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
-    """Groups that may be written without a trace in a version: by a fused kernel, or by somebody's own."""
-    foreign = not type(optimizer).__module__.startswith("torch.optim")
-    return (group for group in optimizer.param_groups if foreign or group.get("fused"))
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)
-
-
-def _version(one: torch.Tensor) -> int:
-    return 0 if one.is_inference() else one._version  # nobody trains what was made in inference mode
-
-
-def with_gradients() -> bool:
-    """Whether this forward is one of training. A teacher's, or an evaluation, may have had its parameters written by `.data` just before:
-    after another model's forward, where nobody sees it."""
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-
-def evidence_of(stacks: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Changes when parameters did, when they are trained where they were not, or the
-    forward is no longer one of training."""
-    told = ((id(one), one.data_ptr(), _version(one), one.requires_grad) for one in stacks)
-    return _steps[0], with_gradients(), *told
+_LANES = 127  # no matrix is so wide: rows or experts that change places do not fall into the same ones
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Seen:
-    """Parameters as they are now. Steps count only if they had a gradient of these."""
+    """Parameters as they are now."""
 
     def __init__(self, stacks: Sequence[torch.Tensor]) -> None:
         self._stacks = tuple(stacks)
-        self._steps, self._versions = _steps[0], list(map(_version, stacks))
+        self._trained = [one.requires_grad for one in stacks]
+        self._marks = _marks(stacks)
 
     def changed(self) -> bool:
-        """Whether they were written since."""
-        return list(map(_version, self._stacks)) != self._versions or any(
-            steps.get(id(one), 0) > self._steps for steps in list(_unseen.values()) for one in self._stacks
+        """Whether a bit of them was written since. On CUDA it waits for the device, as whoever counts rows does anyway."""
+        return not all(map(_same, self._marks, _marks(self._stacks)))
+
+    def replaced(self, stacks: Sequence[torch.Tensor]) -> bool:
+        """Whether others are in their place, or they are trained where they were not: gradients would go astray."""
+        same = len(stacks) == len(self._stacks) and all(
+            a is b for a, b in zip(stacks, self._stacks, strict=True)
         )
+        return not same or [one.requires_grad for one in stacks] != self._trained
+
+
+Mark = int | torch.Tensor  # a number, or where it would have to be waited for, sums on the device
+
+
+def _marks(stacks: Sequence[torch.Tensor]) -> list[Mark]:
+    with unseen(), torch.no_grad():
+        return [_mark(one.detach()) for one in stacks]
+
+
+def _same(one: Mark, other: Mark) -> bool:
+    return one == other if isinstance(one, int) else torch.equal(one, torch.as_tensor(other))
+
+
+def _mark(stack: torch.Tensor) -> Mark:
+    """For the bits of a stack: as quick as memory is read, and no write leaves it alone, but by a chance that never comes."""
+    flat = stack.contiguous().view(-1)
+    if flat.storage_offset() * flat.element_size() % 8:  # where words do not begin
+        flat = flat.clone()
+    return _sums(flat) if flat.is_cuda else _number(flat)
+
+
+def _number(flat: torch.Tensor) -> int:
+    """Through no array of torch's making: that would forbid FSDP2 to free the memory."""
+    if flat.element_size() * len(flat) % 4:
+        flat = torch.cat([flat, flat[-1:]])
+    there = (ctypes.c_uint32 * (flat.element_size() * len(flat) // 4)).from_address(flat.data_ptr())
+    return int(checksum(np.ctypeslib.as_array(there)))
+
+
+def _sums(flat: torch.Tensor) -> torch.Tensor:
+    """Over every 127th word, and over what is high in it (the signs of float64 are, and cancel in pairs); then what is left at the end."""
+    size = flat.element_size()
+    rows = len(flat) * size // (8 * _LANES)
+    whole = rows * 8 * _LANES // size
+    words = flat[:whole].view(torch.int64).view(rows, _LANES)
+    left = flat[whole:].view(WORDS[size]).to(torch.int64)
+    return torch.cat([words.sum(0), (words >> 33).sum(0), left])
 
 
 _sharded: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()

@@ -4,7 +4,7 @@ A replica is workspace. A yard that plans ahead (`ahead`) has the next layer's g
 the backward pass of the one before it; otherwise both are done on the spot. With `resident` every layer has memory of its own
 for replicas, so the backward pass finds what the forward gathered; otherwise two layers share theirs, and what another layer has
 written over is gathered again. All of it follows from the order of the calls, which is the same on all ranks; never from a
-parameter's identity or version, which fused optimizers and casts leave alone or make anew; those only refuse a gather (fresh.py). Casts are made with the gather and never
+parameter's identity or version, which fused optimizers and casts leave alone or make anew; only their bits refuse one (fresh.py). Casts are made with the gather and never
 kept. Nothing of it is a parameter.
 """
 
@@ -26,7 +26,7 @@ from moeyard.runtime.codec.spec import codec_of
 from moeyard.runtime.layers.coded import WAN, Coded
 from moeyard.runtime.layers.copies import Copies, Cut, Tier
 from moeyard.runtime.layers.device import to_device
-from moeyard.runtime.layers.fresh import Seen
+from moeyard.runtime.layers.fresh import WORDS, Seen
 from moeyard.runtime.layers.travel import travel
 from moeyard.runtime.roles import Hosts
 from moeyard.runtime.transport.behind import Carry, Job
@@ -72,7 +72,7 @@ class Hosted:
         codec = codec_of(yard.options.codec, site - 1)
         self.coded = None if codec is None else Coded(yard, codec, self.copies, dtype, self.width, site)
         self.slot, self.turn = "", -1
-        self._seen = Seen(parameters)
+        self.seen = Seen(parameters)
         self._gather: Job | None = None
         self._reduce: Job | None = None
         self._sums: list[torch.Tensor] = []
@@ -81,7 +81,7 @@ class Hosted:
 
     def begin(self) -> None:
         """Start the gather. Every rank of the yard comes here at the same point."""
-        if self._gather is not None and self._seen.changed():
+        if self._gather is not None and self.seen.changed():
             raise InvalidModel(
                 f"{self.name}: its experts were changed between a forward and its backward pass, and the replicas that the forward used "
                 f"are gone; run the backward pass before the optimizer's step, or plan without replicas (planner='static')"
@@ -331,7 +331,7 @@ def _digest(stacks: Sequence[torch.Tensor]) -> IntArray:
     leaves alone."""
     total = torch.zeros(len(stacks[0]), dtype=torch.int64, device=stacks[0].device)
     for stack in stacks:
-        bits = stack.contiguous().view(_BITS[stack.element_size()]).flatten(1)
+        bits = stack.contiguous().view(WORDS[stack.element_size()]).flatten(1)
         step = max(1, _CHUNK // max(1, len(bits)))
         total *= _FACTOR
         for at in range(0, bits.shape[1], step):
@@ -341,5 +341,4 @@ def _digest(stacks: Sequence[torch.Tensor]) -> IntArray:
     return total.cpu().numpy()
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FACTOR = 0x1E3779B97F4A7C15
