@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -104,7 +105,7 @@ def main() -> None:
     share = float(np.median(waited[:, 1] / seconds[:, 1]))
     result = {
         "lab": asked.lab, "pairs": asked.pairs, "step_s": float(np.median(seconds[:, 1])), "ratio": float(np.median(ratio)),
-        "low": low, "high": high, "waits": share,
+        "low": None if math.isnan(low) else low, "high": None if math.isnan(high) else high, "waits": share,
     }  # fmt: skip
     if asked.json:
         print(json.dumps(result))

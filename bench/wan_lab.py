@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
-from moeyard.report.attribution import compare, mode_data, prediction_error, show_interval
+from moeyard.report.attribution import attribution_data, compare, mode_data, prediction_error, show_interval
 from moeyard.report.load import Run, coded_losses, load_run, loss_gap
 from moeyard.train.model import SIZES
 from moeyard.train.modes import CODEC, modes_of
@@ -83,8 +83,9 @@ def told(run: Run, case: Case) -> dict[str, Any]:
             if of in by_name and over in by_name:
                 found = compare(run, "", by_name[of], by_name[over])
                 assert found is not None
+                (row,) = attribution_data([found])
                 ratios.append(
-                    {"of": of, "over": over, "ratio": found.ratio, "low": found.low, "high": found.high, "pairs": found.pairs}
+                    {key: row[key] for key in ("of", "over", "ratio", "low", "high", "pairs")}
                 )  # fmt: skip
     keys = ("iteration_s", "quartiles_s", "exchange_s", "gather_s", "wan_bytes", "wan_copies", "plan_s")
     return {

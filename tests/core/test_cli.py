@@ -119,7 +119,7 @@ def test_no_rows_at_all(call, tmp_path):
     ("args", "parts"),
     [
         (["h200", "zipf"], ["'h200'", "did you mean 'h200-4x8'?"]),
-        (["missing.toml", "zipf"], ["missing.toml", "No such file", "counts from"]),
+        (["missing.toml", "zipf"], ["missing.toml", "No such file", "looked for in"]),
         (["h200-2x8", "missing.npy"], ["missing.npy", "No such file"]),
         (["h200-2x8", "t.json"], ["t.json", ".npy, .npz or .csv"]),
         (["h200-2x8", "zip"], ["'zip'", "did you mean 'zipf'?"]),

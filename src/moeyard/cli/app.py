@@ -234,7 +234,9 @@ def _file_error(error: OSError) -> str:
     if not error.filename:
         return str(error)
     fix = {
-        FileNotFoundError: f"; a relative path counts from {Path.cwd()}",
+        FileNotFoundError: "; check the path"
+        if Path(str(error.filename)).is_absolute()
+        else f"; looked for in {Path.cwd()}",
         IsADirectoryError: "; name a file in it",
         PermissionError: "; ask its owner, or give another path",
     }

@@ -136,10 +136,10 @@ def _save_pictures(trainer: Any, folder: Path) -> None:
 
 def show_steps(options: Options) -> str:
     """Which of them the times are of."""
+    more = "" if options.steps - options.warmup > 1 else "; give more --steps for times that last"
     if options.warmup == 0:
-        return f"{options.steps}, all timed: the first, which loads and measures, too; give more --steps for times that last"
-    few = "" if options.warmup > 1 else "; give more --steps for times that last"
-    return f"{options.steps}, timed from step {options.warmup + 1} on{few}"
+        return f"{options.steps}, all timed: the first, which loads and measures, too{more}"
+    return f"{options.steps}, timed from step {options.warmup + 1} on{more}"
 
 
 NETWORKS = {
