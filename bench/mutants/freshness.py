@@ -55,8 +55,8 @@ FRESHNESS = [
     Mutant(
         "a home decides alone whether its receivers are told anew",
         "runtime/layers/coded.py",
-        'return bool(self.yard.agree("masters", [int(here)]).any())',
-        "return here",
+        'strayed = bool(self.yard.agree("masters", [int(here)]).any())',
+        "strayed = here",
         f"{_NUMBERS}[evaluated_between_again]",
     ),
     Mutant(
