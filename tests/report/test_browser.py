@@ -58,6 +58,7 @@ def browser():
 
 def open_page(browser, address, width, dark):
     """The page on a screen so wide; what its console says is an error."""
+    browser.get("about:blank")  # a live page of the test before asks on, and nobody answers
     browser.get_log("browser")
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
