@@ -395,4 +395,11 @@ RUNNING = [
         "return 1",
         "tests/runtime/test_light.py::test_jobs_are_numbered_on_whoever_gives_them",
     ),
+    Mutant(
+        "of two that differ both are blamed, whatever other groups do",
+        "runtime/faults/verdict.py",
+        "    return apart or list(place)",
+        "    return list(place)",
+        "tests/runtime/test_verdict.py::test_of_two_that_differ_the_other_families_tell_who_strayed",
+    ),
 ]

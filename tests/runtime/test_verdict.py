@@ -77,6 +77,33 @@ def test_who_went_astray_is_to_blame_wherever_it_is_now(found, late):
     assert judge(found, [], 0, "silence").late == late
 
 
+BEFORE = ["sync_gradients", "sync_gradients", "clip_grad_norm_", "settle"]
+STEP = ["dispatch", "plan", "an exchange", "an exchange", "dispatch", "plan", "an exchange", "an exchange"]
+SAME = [call for call in STEP if call != "plan"]  # a family that had its plans
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "late"),
+    [
+        ([*STEP, "all_to_all_single"], [*STEP, "loss"], [0]),  # one exchange more
+        ([*STEP, "loss"], [*STEP, "dispatch"], [1]),
+        ([*STEP[:-1], "loss"], STEP, [0]),  # one less, while the other waits in it
+        ([*STEP, "a", "b"], [*STEP, "a", "c"], [0, 1]),  # as nobody else
+    ],
+)
+def test_of_two_that_differ_the_other_families_tell_who_strayed(first, second, late):
+    other = [*BEFORE, *SAME, *SAME, "loss"]
+    found = {
+        0: went(65, *BEFORE, *STEP, *first),
+        1: went(65, *BEFORE, *STEP, *second),
+        2: went(61, *other, family=2),
+        3: went(61, *other, family=2),
+    }
+    assert judge(found, [], 2, "").late == late
+    alone = {rank: found[rank] for rank in (0, 1)}
+    assert judge(alone, [], 0, "").late == [0, 1]
+
+
 def test_a_lost_rail_blames_no_rank_unless_one_stays_away():
     waiting = {0: at(7, "plan"), 1: at(7, "loss"), 2: at(8, "plan")}
     assert type(error_of(judge(waiting, [], 0, ""), 0, at(7), "", "silence", railed=True)) is RailLost

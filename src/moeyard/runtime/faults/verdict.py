@@ -12,6 +12,8 @@ from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
 IDLE = "no call"
 BEHIND = "waiting for what it began before"  # in no call either, but not elsewhere: nobody waits for it
 _MOMENT = 1.0  # seconds that calls of ranks may lie apart
+_PLAN = "plan"
+_LOOK = 12  # calls of two ranks that are compared
 Where = Mapping[str, Any]  # of one rank: `Whereabouts.told`
 
 
@@ -50,7 +52,7 @@ def _late(found: Mapping[int, Where]) -> list[int]:
     if strayed := _strayed(found):
         return strayed
     # Before anybody counts meetings: who waits alone at one that is not due has met more than the others.
-    odd = [rank for family in _families(found, found) for rank in _odd(family)]
+    odd = [rank for family in _families(found, found) for rank in _odd(family, found)]
     if odd:
         return sorted(odd)
     behind = _fewest(found, "met")
@@ -83,14 +85,38 @@ def _families(found: Mapping[int, Where], ranks: Iterable[int]) -> list[dict[int
     return list(families.values())
 
 
-def _odd(family: Mapping[int, Where]) -> list[int]:
-    """Who is in another call than most of those who have started as many; of two, both."""
+def _odd(family: Mapping[int, Where], found: Mapping[int, Where]) -> list[int]:
+    """Who is in another call than most of those who have started as many; of two, who did not call what other families did, else both."""
     place = {rank: family[rank].get("state", IDLE) for rank in _fewest(family, "started")}
     place = {rank: state for rank, state in place.items() if state != BEHIND}
     if IDLE in place.values() or len(set(place.values())) < 2:
         return []
     (common, count), (_, next_count) = Counter(place.values()).most_common(2)
-    return [rank for rank in place if place[rank] != common or count == next_count]
+    if count > next_count:
+        return [rank for rank in place if place[rank] != common]
+    others = [_calls(where) for rank, where in found.items() if rank not in family]
+    apart = [rank for rank in place if not _as_others(_calls(family[rank]), others)]
+    return apart or list(place)
+
+
+def _calls(where: Where) -> list[str]:
+    """The last ones that every family makes; how often it compares plans is its own affair."""
+    return [call for call in where.get("recent", ()) if call != _PLAN]
+
+
+def _as_others(calls: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether most others made the same calls, as far as they or this one have come."""
+    return 2 * sum(_along(calls, other) or _along(other, calls) for other in others) > len(others)
+
+
+def _along(calls: Sequence[str], further: Sequence[str]) -> bool:
+    """Whether `further` made these calls, and then a few more perhaps."""
+    for more in range(min(_LOOK, len(further))):
+        made = further[: len(further) - more]
+        look = min(_LOOK, len(calls), len(made))
+        if look and list(calls[-look:]) == list(made[-look:]):
+            return True
+    return False
 
 
 def _late_in_family(family: Mapping[int, Where], everyone: int) -> list[int]:
