@@ -198,6 +198,22 @@ def test_no_lab_is_said_to_be_none(call, monkeypatch):
     assert out.startswith("no lab runs here")
 
 
+def test_a_lab_that_does_not_answer_hides_no_other(call, monkeypatch):
+    pytest.importorskip("pyroute2")
+    from moeyard.lab import LabError
+
+    def ask(order, lab):
+        if lab == "1":
+            raise LabError("lab 1: timed out; running: 1, 2")
+        return {"spec": {"nodes": 2, "ranks_per_node": 4}, "target": "hello.py"}
+
+    monkeypatch.setattr("moeyard.lab.labs", lambda: ["1", "2"])
+    monkeypatch.setattr("moeyard.lab.ask", ask)
+    status, out, _ = call("lab", "list")
+    assert status == 0
+    assert out.splitlines() == ["1: no answer (lab 1: timed out; running: 1, 2)", "2: 2 x 4 ranks, hello.py"]
+
+
 def test_train_without_a_lab_leaves_nothing(call, tmp_path, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     refused(call("train", "--out", tmp_path / "run"), "neither --lab nor torchrun")

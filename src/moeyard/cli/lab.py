@@ -162,13 +162,17 @@ def _order(order: str, place: dict[str, Any], seconds: float | None, lab: str | 
 @app.command("list", epilog=epilog("moeyard lab list"))
 def list_() -> None:
     """The labs that run on this machine."""
-    from moeyard.lab import ask, labs
+    from moeyard.lab import LabError, ask, labs
 
     running = labs()
     if not running:
         print("no lab runs here; `moeyard lab run lab-2x2 -- SCRIPT` starts one")
     for name in running:
-        found = ask("describe", lab=name)
+        try:
+            found = ask("describe", lab=name)
+        except LabError as error:  # busy, or gone just now: the others are listed all the same
+            print(f"{name}: no answer ({error})")
+            continue
         spec = found["spec"]
         print(f"{name}: {spec['nodes']} x {spec['ranks_per_node']} ranks, {found['target']}")
 
