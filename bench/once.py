@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 from functools import partial
@@ -22,6 +21,7 @@ import numpy as np
 
 import moeyard as my
 from moeyard.lab.launch import run
+from moeyard.report.attribution import chance_below
 
 CASES = {  # name: (experts, top-k, skewed, tokens a rank, dedup)
     "olmoe-64, top-8": (64, 8, True, 128, True),
@@ -115,18 +115,13 @@ def summary(found):
         ratios = sorted(once / each for each, once in case["seconds"])
         each, once = (statistics.median(column) for column in zip(*case["seconds"], strict=True))
         count = len(ratios)
-        upper = next(k for k in range(count + 1) if k == count or _below(k, count) >= 0.95)
+        upper = next(k for k in range(count + 1) if k == count or chance_below(k, count) >= 0.95)
         rows[name] = {
             "each_s": each, "once_s": once, "ratio": statistics.median(ratios),
             "upper": ratios[upper - 1] if upper else ratios[0], "bytes_ratio": case["bytes"][1] / case["bytes"][0],
             "scheduler": case["scheduler"], "pairs": count,
         }  # fmt: skip
     return rows
-
-
-def _below(k, count):
-    """Chance that fewer than k of so many fall below the median."""
-    return sum(math.comb(count, i) for i in range(k)) / 2**count
 
 
 def main():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.mutants.ahead import AHEAD
 from bench.mutants.coding import CODING
 from bench.mutants.devices import DEVICES
 from bench.mutants.freshness import FRESHNESS
@@ -9,4 +10,4 @@ from bench.mutants.planning import PLANNING
 from bench.mutants.running import RUNNING
 from bench.mutants.training import TRAINING
 
-MUTANTS = [*PLANNING, *TRAINING, *RUNNING, *DEVICES, *FRESHNESS, *CODING]
+MUTANTS = [*PLANNING, *TRAINING, *RUNNING, *AHEAD, *DEVICES, *FRESHNESS, *CODING]

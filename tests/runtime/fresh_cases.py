@@ -211,14 +211,14 @@ def taught(student, x, yard):
     return found
 
 
-def clamped(layers, x, yard):
-    """A layer is written by `.data` between the call of the one before it and its own."""
+def clamped(layers, x, yard, write=lambda p: p.data.neg_()):
+    """A layer's experts are written by `.data` between the call of the one before it and its own."""
+    first, second, _ = layers
     found = []
     for _ in range(4):
-        first, second, _ = layers
         made = first(x)
-        for p in second.parameters():
-            p.data.neg_()
+        for p in (second.gate_up, second.down):
+            write(p)
         loss = (second(made) ** 2).mean()
         loss.backward()
         found += [loss.item(), *norms(layers)]
@@ -227,16 +227,8 @@ def clamped(layers, x, yard):
 
 
 def written_by_one(layers, x, yard):
-    """One rank alone writes its experts between two layers' calls."""
-    found = []
-    for _ in range(4):
-        first, second, _ = layers
-        made = first(x)
-        if yard.rank == 0:
-            for p in (second.gate_up, second.down):
-                p.data.mul_(1.5)
-        found.append((second(made) ** 2).mean().item())
-    return found
+    """By one rank alone."""
+    return clamped(layers, x, yard, lambda p: p.data.mul_(1.0 if yard.rank else 1.5))
 
 
 def swapped(layers, x, yard):

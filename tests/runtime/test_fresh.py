@@ -4,7 +4,11 @@ replicas, or an error. Never those of other weights."""
 import pytest
 from harness import launch
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from moeyard.runtime.codec.message import number_of  # noqa: E402
+from moeyard.runtime.layers.fresh import _same, _sums  # noqa: E402
+
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
 
 
@@ -67,3 +71,28 @@ def test_weights_that_were_put_in_and_back_count_as_the_same(found):
 def test_evaluations_and_recomputed_layers_gather_ahead_as_well(found):
     """Two of three layers have one before them, in both forwards; the first step of all plans."""
     assert [rank["begun"] >= 0.8 * 6 * 2 * 2 for rank in found] == [True] * len(found), found[0]["begun"]
+
+
+WRITES = {
+    "all signs": lambda stack: stack.neg_(),
+    "a little": lambda stack: stack.mul_(1.01),
+    "the first value": lambda stack: stack.view(-1)[0].add_(1),
+    "the last value": lambda stack: stack.view(-1)[-1].neg_(),
+    "experts change places": lambda stack: stack.copy_(stack.flip(0)),
+    "rows change places": lambda stack: stack.copy_(stack.flip(1)),
+    "columns change places": lambda stack: stack.copy_(stack.flip(2)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 128, 256), (3, 64, 33)])
+@pytest.mark.parametrize("way", [number_of, _sums], ids=["a number", "sums, as on CUDA"])
+def test_the_mark_of_parameters_shows_every_write(way, shape, kind, write):
+    stack = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(kind)
+    other = stack.clone()
+    mark = way(stack.view(-1))
+    assert _same(mark, way(other.view(-1)))
+    write(other)
+    assert not torch.equal(stack, other)
+    assert not _same(mark, way(other.view(-1)))

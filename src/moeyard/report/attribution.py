@@ -52,16 +52,20 @@ def paired(run: Run, of: Mode, over: Mode, key: str = "seconds") -> tuple[FloatA
     )
 
 
+def chance_below(k: int, count: int) -> float:
+    """That fewer than k of so many values fall below the median of their law, whichever that is."""
+    return float(sum(math.comb(count, i) for i in range(k)) / 2**count)
+
+
 def interval(values: FloatArray) -> tuple[float, float]:
-    """Between which of the values the true median lies in at least 95% of such trials, whatever the law: by order statistics. Of fewer
-    than six values no two hold it so often: then NaN."""
-    count, outside, left_out = len(values), 0.0, 0
-    while (more := outside + 2 * math.comb(count, left_out) / 2**count) <= 0.05:
-        outside, left_out = more, left_out + 1
-    if left_out == 0:
+    """Between which of the values the true median lies in at least 95% of such trials: by order statistics. Of fewer than six values no
+    two hold it so often: then NaN."""
+    count = len(values)
+    out = sum(chance_below(k, count) <= 0.025 for k in range(1, count // 2 + 1))  # so many at each end
+    if out == 0:
         return math.nan, math.nan
     ordered = np.sort(values)
-    return float(ordered[left_out - 1]), float(ordered[count - left_out])
+    return float(ordered[out - 1]), float(ordered[count - out])
 
 
 def compare(run: Run, what: str, of: Mode, over: Mode) -> Ratio | None:

@@ -251,7 +251,7 @@ class Yard:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
     ) -> Pending:
         """Begin the exchange; both tensors are contiguous and stay untouched until the wait."""
-        self._before_rows(source)
+        self._check_rows(source)
         self.guard.where.enter("an exchange")
         try:
             return self.transport.start(plan, backward, output, source, agreed)
@@ -262,19 +262,21 @@ class Yard:
         self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor, *, agreed: bool = False
     ) -> None:
         """The whole exchange, in the caller's thread (on CUDA: queued on the caller's stream).
+
         agreed: all ranks have compared their calls just now, so messages need no tags to keep them apart.
         """
-        self._before_rows(source)
+        self._check_rows(source)
         self.guard.where.enter("an exchange")
         try:
             self.transport.exchange(plan, backward, output, source, agreed)
         finally:
             self.guard.where.go()
 
-    def _before_rows(self, source: torch.Tensor) -> None:
+    def _check_rows(self, source: torch.Tensor) -> None:
         if source.device.type != self.device.type:
             raise Mismatch(
-                f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry {self.device.type} tensors; move the rows there",
+                f"rank {self.rank}: rows on {source.device}, but this yard's {self.world.backend} groups carry "
+                f"{self.device.type} tensors; move the rows there",
                 [self.ranks[self.rank]],
             )
 

@@ -17,6 +17,7 @@ from moeyard.runtime.agree.plans import Plan, PlanCache
 from moeyard.runtime.agree.watcher import Watcher
 from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.faults.guard import Guard
+from moeyard.runtime.faults.verdict import PLAN
 from moeyard.schedulers import schedule
 from moeyard.traffic import Traffic
 
@@ -101,7 +102,7 @@ class Agreement:
         made: dict[bytes, Plan] = {}
         if missing:
             plans = self._guard.watched(
-                "plan", lambda: self._make(list(missing.values()), scheduler or self._scheduler)
+                PLAN, lambda: self._make(list(missing.values()), scheduler or self._scheduler)
             )
             made = dict(zip(missing, plans, strict=True))
             for key, plan in made.items():

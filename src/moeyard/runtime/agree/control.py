@@ -16,13 +16,14 @@ from moeyard.arrays import IntArray
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.faults.flaws import Flaw
+from moeyard.runtime.faults.verdict import PLAN
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
 FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length", "homes")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = (
-    "all_to_all_single", "dispatch", "parts", "replicas", "plan", "statistics", "crossing", "sizes", "masters",
+    "all_to_all_single", "dispatch", "parts", "replicas", PLAN, "statistics", "crossing", "sizes", "masters",
 )  # fmt: skip
 DTYPES: dict[torch.dtype, int] = {
     dtype: i

@@ -7,6 +7,8 @@ An anchor is the expert's values with a tail of TAIL more, whose first bytes are
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
@@ -21,7 +23,10 @@ _CHUNK = 1 << 22
 def checksum_of(words: torch.Tensor) -> int:
     """Of int32 words on any device, modulo 2 ** 64, as a signed number."""
     if words.device.type == "cpu":
-        return int(np.uint64(checksum(words.numpy().view(np.uint32))).astype(np.int64))
+        # Through no array of torch's making: where the words are a parameter's, that would forbid FSDP2 to free their memory.
+        words = words.contiguous()
+        there = (ctypes.c_uint32 * len(words)).from_address(words.data_ptr())
+        return int(np.uint64(checksum(np.ctypeslib.as_array(there))).astype(np.int64))
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for at in range(0, len(words), _CHUNK):
         part = words[at : at + _CHUNK].to(torch.int64) & 0xFFFFFFFF

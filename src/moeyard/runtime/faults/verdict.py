@@ -12,7 +12,7 @@ from moeyard.runtime.faults.errors import ExchangeError, RailLost, RankLost
 IDLE = "no call"
 BEHIND = "waiting for what it began before"  # in no call either, but not elsewhere: nobody waits for it
 _MOMENT = 1.0  # seconds that calls of ranks may lie apart
-_PLAN = "plan"
+PLAN = "plan"  # the call in which a group compares plans: how often, is its own affair
 _LOOK = 12  # calls of two ranks that are compared
 Where = Mapping[str, Any]  # of one rank: `Whereabouts.told`
 
@@ -100,8 +100,8 @@ def _odd(family: Mapping[int, Where], found: Mapping[int, Where]) -> list[int]:
 
 
 def _calls(where: Where) -> list[str]:
-    """The last ones that every family makes; how often it compares plans is its own affair."""
-    return [call for call in where.get("recent", ()) if call != _PLAN]
+    """The last ones that every family makes."""
+    return [call for call in where.get("recent", ()) if call != PLAN]
 
 
 def _as_others(calls: Sequence[str], others: Sequence[Sequence[str]]) -> bool:

@@ -145,8 +145,9 @@ class Coded:
         strayed = bool(self.yard.agree("masters", [int(here)]).any())
         if strayed and not self.codec.exact:
             warnings.warn(
-                f"layer {self.site - 1}: other weights were gathered between a forward and its backward pass; with codec {self.codec.kind}:{self.codec.number} the backward's "
-                "replicas are near the forward's, not the same: run the backward pass first, or use codec='lossless'",
+                f"layer {self.site - 1}: other weights were gathered between a forward and its backward pass; with codec "
+                f"{self.codec.kind}:{self.codec.number} the backward's replicas are near the forward's, not the same: run the "
+                "backward pass first, or use codec='lossless'",
                 stacklevel=2,
             )
         return strayed

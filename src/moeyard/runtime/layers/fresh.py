@@ -6,18 +6,16 @@ Each rank looks at its own and tells the others: one rank's doubt is everyone's.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import nn
 
-from moeyard.kernels.codec.blocks import checksum
 from moeyard.runtime.block.compiled import unseen
+from moeyard.runtime.codec.message import number_of
 
 _LANES = 127  # no matrix is so wide: rows or experts that change places do not fall into the same ones
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -60,15 +58,7 @@ def _mark(stack: torch.Tensor) -> Mark:
     flat = stack.contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # where words do not begin
         flat = flat.clone()
-    return _sums(flat) if flat.is_cuda else _number(flat)
-
-
-def _number(flat: torch.Tensor) -> int:
-    """Through no array of torch's making: that would forbid FSDP2 to free the memory."""
-    if flat.element_size() * len(flat) % 4:
-        flat = torch.cat([flat, flat[-1:]])
-    there = (ctypes.c_uint32 * (flat.element_size() * len(flat) // 4)).from_address(flat.data_ptr())
-    return int(checksum(np.ctypeslib.as_array(there)))
+    return _sums(flat) if flat.is_cuda else number_of(flat)
 
 
 def _sums(flat: torch.Tensor) -> torch.Tensor:

@@ -249,10 +249,10 @@ class Use(torch.autograd.Function):
 
 
 class Ahead:
-    """A gather that was begun before its layer's turn, and the parameters as they were then."""
+    """A gather that was begun before its layer's turn."""
 
     def __init__(self, hosted: Hosted, stacks: Sequence[torch.Tensor]) -> None:
-        self.hosted, self.stacks = hosted, tuple(stacks)
+        self.hosted = hosted
         # Begun in another layer's call: that one may be frozen, or a teacher's, where its own is trained.
         with torch.inference_mode(False), torch.enable_grad():
             self.weights: tuple[torch.Tensor, ...] = Gather.apply(hosted, *stacks)  # type: ignore[no-untyped-call]

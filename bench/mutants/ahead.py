@@ -1,0 +1,59 @@
+"""Defects of what runs a layer ahead, behind the rest, or in chunks."""
+
+from __future__ import annotations
+
+from bench.mutants.mutant import Mutant
+
+_AHEAD = "tests/runtime/test_ahead.py"
+
+AHEAD = [
+    Mutant(
+        "one rank alone calls a gather off",
+        "runtime/layers/routes.py",
+        "bool(values[:, counted].any())",
+        "bool(values[yard.rank, counted])",
+        f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
+    ),
+    Mutant(
+        "a gather is used though its parameters have changed",
+        "runtime/layers/ahead.py",
+        "None if self._begun is None or stale else self._begun.ahead",
+        "None if self._begun is None else self._begun.ahead",
+        f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
+    ),
+    Mutant(
+        "plans made beside the calls are not compared",
+        "runtime/layers/ahead.py",
+        "return int(stale), small_digest(*digests) if digests else 0",
+        "return int(stale), 0",
+        f"{_AHEAD}::test_a_rank_that_plans_otherwise_is_named",
+    ),
+    Mutant(
+        "the next layer's gather takes the memory of this one's",
+        "runtime/transport/buffers.py",
+        'f"slot {turn % 2}"',
+        '"slot"',
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "a sum of gradients stays where ways meet",
+        "runtime/layers/replicas.py",
+        "columns[more] = total.index_select(0, place).flatten(1).to(dtype)",
+        "columns[more] = grad.index_select(0, self._index(tier.arrive[added])).flatten(1).to(dtype)",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "a recomputed forward is planned anew",
+        "runtime/layers/ahead.py",
+        "self.again = recomputing()",
+        "self.again = False",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+    Mutant(
+        "nothing is begun ahead",
+        "runtime/layers/ahead.py",
+        "if self._next is not None and self._next[0] > layer.site:",
+        "if False:",
+        f"{_AHEAD}::test_training_is_that_of_one_process",
+    ),
+]
