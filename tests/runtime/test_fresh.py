@@ -81,12 +81,14 @@ WRITES = {
     "experts change places": lambda stack: stack.copy_(stack.flip(0)),
     "rows change places": lambda stack: stack.copy_(stack.flip(1)),
     "columns change places": lambda stack: stack.copy_(stack.flip(2)),
+    "two values change places": lambda stack: stack[:, 1, 1:3].copy_(stack[:, 1, 1:3].flip(1)),
+    "two rows change signs": lambda stack: stack[0, :2].neg_(),
 }
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 128, 256), (3, 64, 33)])
+@pytest.mark.parametrize("shape", [(8, 128, 256), (3, 64, 33), (2, 127, 64), (2, 127, 127)])
 @pytest.mark.parametrize("way", [number_of, _sums], ids=["a number", "sums, as on CUDA"])
 def test_the_mark_of_parameters_shows_every_write(way, shape, kind, write):
     stack = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(kind)

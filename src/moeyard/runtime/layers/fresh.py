@@ -17,7 +17,7 @@ from torch import nn
 from moeyard.runtime.block.compiled import unseen
 from moeyard.runtime.codec.message import number_of
 
-_LANES = 127  # no matrix is so wide: rows or experts that change places do not fall into the same ones
+_LANES = 127  # odd, so that all signs of float64, the top bits of its words, do not cancel
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -62,13 +62,13 @@ def _mark(stack: torch.Tensor) -> Mark:
 
 
 def _sums(flat: torch.Tensor) -> torch.Tensor:
-    """Over every 127th word, and over what is high in it (the signs of float64 are, and cancel in pairs); then what is left at the end."""
+    """Over every 127th word and over every 127 in a row, so that what changes places shows in one of both; then what is left at the end."""
     size = flat.element_size()
     rows = len(flat) * size // (8 * _LANES)
     whole = rows * 8 * _LANES // size
     words = flat[:whole].view(torch.int64).view(rows, _LANES)
     left = flat[whole:].view(WORDS[size]).to(torch.int64)
-    return torch.cat([words.sum(0), (words >> 33).sum(0), left])
+    return torch.cat([words.sum(0), words.sum(1), left])
 
 
 _sharded: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
