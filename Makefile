@@ -13,8 +13,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: $(TOOLS)  ## install, lint, type-check, test
-	$(MAKE) -j2 lint types warm  # each has parts that keep one core busy
-	$(MAKE) pytest
+	$(MAKE) -j2 lint types pytest  # mypy keeps one core busy for minutes
 
 run: $(STAMP)  ## train a small MoE in the default lab, plain and with moeyard side by side, and compare
 	$(BIN)/moeyard train --lab lab-4x4 --skew mixtral-8 --mode plain,direct,all --steps 6 --out out/run

@@ -12,6 +12,7 @@ import inspect
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -127,11 +128,33 @@ def types_below(entries):
         import_module(f"moeyard.kernels.{name.rpartition('.')[0]}")
         for text in several:
             objects.KERNELS[name].compile(arguments(text))
-    return found, leaking(found)
+    made = {name: [one.signature for one in objects.KERNELS[name].overloads.values()] for name in found}
+    return found, leaking(made)
 
 
-def leaking(names):
-    """Of these, the `@inner` kernels that return an array or call a kernel that does: they count no references."""
+def compiled():
+    """The same of what `moeyard warm` compiled: a caller with other types than the table's had its callee compiled for them too."""
+    from moeyard.kernels import compile as objects
+    from moeyard.kernels.build import _with_callees, prepare
+    from moeyard.kernels.signatures import table
+
+    prepare()
+    found, made = defaultdict(set), defaultdict(list)
+    for name in _with_callees(table().entries):
+        found[name], made[name] = set(), []
+    for path in sorted(objects.folder().glob("*-*.*")):
+        head, _, data = path.read_bytes().partition(b"\n")
+        how, _, signature = head.decode().partition(" ")
+        if how == "ahead":  # not what a test called in its own way
+            name = path.name.rpartition("-")[0]
+            found[name].add(signature)
+            made[name].append(pickle.loads(data)[3])
+    return found, leaking(made)
+
+
+def leaking(made):
+    """Of these kernels with their signatures, the `@inner` ones that return an array or call a kernel that does: they count no
+    references."""
     from numba import types
 
     from moeyard.kernels import compile as objects
@@ -143,10 +166,9 @@ def leaking(names):
         )
 
     def gives_array(name):
-        made = objects.KERNELS[name].overloads.values()
-        return any(has_array(one.signature.return_type) for one in made)
+        return any(has_array(one.return_type) for one in made[name])
 
-    inner = [name for name in names if not objects.KERNELS[name].targetoptions["_nrt"]]
+    inner = [name for name in made if not objects.KERNELS[name].targetoptions["_nrt"]]
     return [name for name in inner if any(map(gives_array, [name, *callees(name)]))]
 
 
@@ -173,11 +195,8 @@ if __name__ == "__main__":
             warnings.simplefilter("ignore")  # uint64 wraps around in a hash
             run(sys.argv[2])
         print(json.dumps({name: sorted(several) for name, several in seen.items()}))
-    elif sys.argv[1:2] == ["--below"]:
-        from moeyard.kernels.signatures import table
-
-        known = table()
-        found, leaks = types_below({name: [known.kernels[name]] for name in known.entries})
+    elif sys.argv[1:2] == ["--compiled"]:
+        found, leaks = compiled()
         print(json.dumps([{name: sorted(several) for name, several in found.items()}, leaks]))
     elif sys.argv[1:2] == ["--show"]:
         print(json.dumps(record(list(COMMANDS))))

@@ -70,7 +70,7 @@ def _build(folder: PathLike, files: TensorFiles, dtype: torch.dtype | None, opti
     _check_size(folder, config, files)
     chosen = dtype or config.dtype or torch.float32
     with torch.device("meta"):
-        return kind._from_config(config, dtype=chosen)  # type: ignore[no-untyped-call]
+        return kind._from_config(config, dtype=chosen)  # type: ignore[attr-defined]
 
 
 _LAYERS = ("num_hidden_layers", "num_layers")
