@@ -179,15 +179,20 @@ def in_lab(lab: str, options: Options, network: str = "auto", quiet: bool = Fals
     """Compile, start the ranks, show their progress; what rank 0 returned. The first Ctrl-C asks them to save and end."""
     from moeyard.lab import LabSpec
     from moeyard.lab import run as run_in_lab
+    from moeyard.train.job import end
     from moeyard.train.journal import STOP
     from moeyard.train.model import modules_of
     from moeyard.train.prepare import check, prepare
-    from moeyard.train.resume import begin
+    from moeyard.train.resume import begin, load_done
 
     cluster = LabSpec.load(lab).cluster
     check(options, cluster)
     begin(options, {"lab": lab, "network": network})
     (Path(options.out) / STOP).unlink(missing_ok=True)
+    done = load_done(options)
+    if len(done) == len(options.modes):
+        print("moeyard: every mode has made its steps; nothing is left to train", file=sys.stderr)
+        return end(options, done)
     began = time.monotonic()
     out = Console(stderr=True, highlight=False, markup=False)
     if not quiet:

@@ -54,12 +54,18 @@ def run_rank(options: Options, progress: Progress | None = None) -> dict[str, An
             if len(one.journal.steps) >= options.steps:
                 save_done(options, one.journal.mode, found)
         one.trainer.close()
-    if rank == 0 and done:
-        _write_run(options, {mode: done[mode] for mode in options.modes if mode in done})
+    ended = end(options, done, writes=rank == 0)
     _leave(rank)
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
-    return {"summary": {mode: one["summary"] for mode, one in done.items()}, "stopped": stopped}
+    return ended | {"stopped": stopped}
+
+
+def end(options: Options, done: dict[str, Any], *, writes: bool = True) -> dict[str, Any]:
+    """What a run leaves of the modes that are done, and what it returns."""
+    if writes and done:
+        _write_run(options, {mode: done[mode] for mode in options.modes if mode in done})
+    return {"summary": {mode: one["summary"] for mode, one in done.items()}, "stopped": False}
 
 
 def _open_files() -> None:
