@@ -166,7 +166,7 @@ def leaking(made):
         )
 
     def gives_array(name):
-        return any(has_array(one.return_type) for one in made[name])
+        return any(has_array(one.return_type) for one in made.get(name, ()))
 
     inner = [name for name in made if not objects.KERNELS[name].targetoptions["_nrt"]]
     return [name for name in inner if any(map(gives_array, [name, *callees(name)]))]

@@ -66,3 +66,15 @@ def slow_message(kind, number, master, held):
         word, part = slow_block(kind, number, block, scale)
         words.append(word), scales.append(scale), carried.append(part)
     return np.concatenate(words), np.array(scales, np.float32), held + np.concatenate(carried)[:width]
+
+
+def slow_checksum(words):
+    """Pairs of words, each with its place stirred by splitmix64's last steps, then added to their number."""
+    whole, total = 2**64, len(words)
+    padded = [*map(int, words), 0]
+    for i in range((len(words) + 1) // 2):
+        x = (padded[2 * i] + (padded[2 * i + 1] << 32) + i * 0x9E3779B97F4A7C15) % whole
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % whole
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % whole
+        total += x ^ x >> 31
+    return total % whole

@@ -20,8 +20,8 @@ FRESHNESS = [
     Mutant(
         "what was begun is used whatever was written since",
         "runtime/layers/ahead.py",
-        "return seen.replaced(stacks) or seen.changed()",
-        "return seen.replaced(stacks)",
+        "return hosted.seen.replaced(stacks) or hosted.changed()",
+        "return hosted.seen.replaced(stacks)",
         f"{_NUMBERS}[taught]",
     ),
     Mutant(
@@ -30,6 +30,27 @@ FRESHNESS = [
         "checksum(np.ctypeslib.as_array(there))",
         "checksum(words.numpy().view(np.uint32))",
         f"{_NUMBERS}[whole_by_fsdp]",
+    ),
+    Mutant(
+        "what is marked is what was to be read, not what was",
+        "runtime/layers/replicas.py",
+        "self.seen.took([_rows(weight, self.copies.kept) for weight in self.weights])",
+        "self.seen.took(source)",
+        f"{_NUMBERS}[read_meanwhile]",
+    ),
+    Mutant(
+        "a codec reads its experts while they are written",
+        "runtime/layers/replicas.py",
+        "source = [one.clone() for one in source]",
+        "source = list(source)",
+        f"{_NUMBERS}[read_meanwhile, coded]",
+    ),
+    Mutant(
+        "the checksum is linear in the words, so that all of them doubled leave it alone",
+        "kernels/codec/blocks.py",
+        "total += mixed(pair, i)",
+        "total += (pair & np.uint64(0xFFFFFFFF)) * np.uint64(4 * i + 1) + (pair >> np.uint64(32)) * np.uint64(4 * i + 3)",
+        f"{_FRESH}::test_the_mark_shows_what_adds_the_same_to_every_word",
     ),
     Mutant(
         "on a device a change of all signs leaves the mark of float64 alone",
@@ -48,7 +69,7 @@ FRESHNESS = [
     Mutant(
         "a backward pass takes today's weights for those of its forward",
         "runtime/layers/replicas.py",
-        "if self._gather is not None and self.seen.changed():",
+        "if self._gather is not None and self.changed():",
         "if False:",
         f"{_FRESH}::test_gradients_of_other_weights_than_the_forwards_are_refused[changed]",
     ),
@@ -57,14 +78,14 @@ FRESHNESS = [
         "runtime/layers/coded.py",
         "and not self._strayed(current, master)):",
         "):",
-        f"{_NUMBERS}[evaluated_between]",
+        f"{_NUMBERS}[evaluated_between, coded]",
     ),
     Mutant(
         "a home decides alone whether its receivers are told anew",
         "runtime/layers/coded.py",
         'strayed = bool(self.yard.agree("masters", [int(here)]).any())',
         "strayed = here",
-        f"{_NUMBERS}[evaluated_between_again]",
+        f"{_NUMBERS}[evaluated_between_again, coded]",
     ),
     Mutant(
         "a checkpoint of another kind of optimizer is taken",

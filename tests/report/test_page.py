@@ -199,6 +199,9 @@ def test_the_page_of_a_benchmark(tmp_path):
     [
         ("x.json", "{", "not JSON"),
         ("x.json", "{}", "not an exchange benchmark"),
+        ("x.json", "[1, 2]", r"is a JSON object, got \[1, 2\]"),
+        ("x.json", "[" * 90000, "nested too deep"),
+        ("x.json", '{"a": ' + "1" * 5000 + "}", "a number of more digits"),
         ("none.json", None, "no such file"),
     ],
 )

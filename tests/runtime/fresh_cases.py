@@ -9,6 +9,7 @@ import torch
 import torch.utils.checkpoint
 from bench import replica_training as training
 from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
+from taken_cases import read_meanwhile
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
@@ -30,14 +31,14 @@ def everything(rank, world):
     with yr.Yard(**yard_of) as yard:
         for case in (
             unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, clamped, written_by_one, swapped, evaluated_in_turn, served_apart,
-            closed_over, not_taken, changed, changed_fused, changed_and_dropped, changed_by_closure,
+            closed_over, not_taken, read_meanwhile, changed, changed_fused, changed_and_dropped, changed_by_closure,
         ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
         found["begun"] = _tried(yard, REPLICAS, begun, rank)
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
-        for case in (evaluated_between, evaluated_between_again):
+        for case in (evaluated_between, evaluated_between_again, read_meanwhile):
             coded = case(layers_of(yard), given(rank), yard)
-            found[case.__name__] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
+            found[f"{case.__name__}, coded"] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
             yard.choose(**REPLICAS, codec="lossless@all")
     with (
         yr.Yard(**yard_of, codec="bits:1@all", **REPLICAS) as yard,

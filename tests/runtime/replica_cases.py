@@ -105,9 +105,9 @@ def stale(rank, world):
         hosted = []
         took = yr.layers.replicas.Hosted._fill
 
-        def once(self, carry):
+        def once(self, carry, source):
             if not hosted:
-                took(self, carry)
+                took(self, carry, source)
                 hosted.append(self)
 
         yr.layers.replicas.Hosted._fill = once

@@ -6,7 +6,7 @@ from harness import launch
 
 torch = pytest.importorskip("torch")
 
-from moeyard.runtime.codec.message import number_of  # noqa: E402
+from moeyard.runtime.codec.message import checksum_of, checksum_there, number_of  # noqa: E402
 from moeyard.runtime.layers.fresh import _same, _sums  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
@@ -33,8 +33,10 @@ def found():
         "served_apart",
         "closed_over",
         "not_taken",
-        "evaluated_between",
-        "evaluated_between_again",
+        "read_meanwhile",
+        "evaluated_between, coded",
+        "evaluated_between_again, coded",
+        "read_meanwhile, coded",
     ],
 )
 def test_the_numbers_are_those_without_replicas(found, case):
@@ -98,3 +100,45 @@ def test_the_mark_of_parameters_shows_every_write(way, shape, kind, write):
     write(other)
     assert not torch.equal(stack, other)
     assert not _same(mark, way(other.view(-1)))
+
+
+ALIKE = {
+    "doubled": (1.0, lambda stack: stack.mul_(2)),
+    "halved": (1.0, lambda stack: stack.mul_(0.5)),
+    "four times": (1.0, lambda stack: stack.mul_(4)),
+    "ones for zeros": (0.0, lambda stack: stack.fill_(1)),
+    "other signs": (1.0, lambda stack: stack.fill_(-1)),
+    "signs of zeros": (0.0, lambda stack: stack.fill_(-0.0)),
+}
+
+
+@pytest.mark.parametrize(("scale", "write"), ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("even", [False, True], ids=["values", "one value"])
+@pytest.mark.parametrize(
+    ("kind", "side"),
+    [(torch.float64, 128), (torch.float32, 128), (torch.float32, 512), (torch.bfloat16, 128)],
+)
+@pytest.mark.parametrize("way", [number_of, _sums], ids=["a number", "sums, as on CUDA"])
+def test_the_mark_shows_what_adds_the_same_to_every_word(way, kind, side, even, scale, write):
+    """A power of two times all values, in stacks whose sizes are powers of two: sums of words times their places come out the same."""
+    shape = 8, side, side
+    values = torch.ones(shape) if even else torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    stack = (values * scale).to(kind)
+    mark = way(stack.view(-1))
+    write(stack)
+    assert not _same(mark, way(stack.view(-1)))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [16, 63, 128, 256])
+def test_the_number_of_a_diagonal_shows_where_it_lies(size, kind):
+    stack = torch.eye(size, dtype=kind).repeat(2, 1, 1)
+    others = stack.flip(1), stack.roll(1, 1), stack.roll(2, 2), -stack
+    assert len({number_of(one.contiguous().view(-1)) for one in (stack, *others)}) == 5
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 500, (1 << 23) + 3])
+def test_the_checksum_is_the_same_on_a_device(length):
+    """By torch's operations, as where there is no kernel."""
+    words = torch.randint(-(2**31), 2**31, (length,), generator=torch.Generator().manual_seed(length))
+    assert checksum_there(words.to(torch.int32)) == checksum_of(words.to(torch.int32))

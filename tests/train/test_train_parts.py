@@ -108,6 +108,8 @@ def test_a_message_is_measured_from_both_ends_on_one_clock():
         ({"scheduler": "faster"}, UnknownName),
         ({"planner": "prophecy"}, UnknownName),
         ({"steps": 0}, MoeyardError),
+        ({"checkpoint_every": -1}, MoeyardError),
+        ({"remeasure_every": -1}, MoeyardError),
         ({"compute": -1.0}, MoeyardError),
         ({"timeout": math.nan}, MoeyardError),
         ({"learning_rate": math.inf}, MoeyardError),
@@ -123,6 +125,12 @@ def test_options_are_checked(wrong, kind):
     [
         ({"family": "frob"}, "frob"),
         ({"config": {"frob": 1}}, "frob"),
+        (
+            {"config": {"hidden_size": math.nan}},
+            "--set hidden_size=nan: it must be a whole number of at least 1",
+        ),
+        ({"config": {"num_local_experts": 0}}, "--set num_local_experts=0: it must be"),
+        ({"config": {"rms_norm_eps": "x"}}, "--set rms_norm_eps=x: "),
         ({"text": "no-such-file"}, "no-such-file"),
         ({"skew": "no-such-trace"}, "no-such-trace"),
         ({"config": {"num_local_experts": 12}, "skew": "mixtral-8"}, "12"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from moeyard.errors import InvalidFile, UnknownName
-from moeyard.formats.strict import PathLike, named
+from moeyard.errors import UnknownName
+from moeyard.formats.strict import PathLike, json_table, named
 from moeyard.model import ModelSpec
 
 # Published configurations, with the fields that a ModelSpec needs.
@@ -141,15 +140,7 @@ def model_config(source: PathLike) -> dict[str, Any]:
         return MODELS[text]
     if not (Path(text).suffix == ".json" or "/" in text):
         raise UnknownName.of("model", text, MODELS)
-    try:
-        config = json.loads(Path(text).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(f"{text}: not JSON that can be read: nested too deep") from None
-    except ValueError as error:  # also: not UTF-8
-        raise InvalidFile(f"{text}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidFile(f"{text}: a Hugging Face config is a JSON object, got {type(config).__name__}")
-    return config
+    return json_table(text, "a Hugging Face config")
 
 
 def load_model(source: PathLike, *, flops: float = 400e12, tokens_per_rank: int | None = None) -> ModelSpec:

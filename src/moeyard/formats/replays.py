@@ -11,7 +11,7 @@ import numpy as np
 
 from moeyard.errors import InvalidFile, MoeyardError
 from moeyard.formats.arrays import parse_arrays
-from moeyard.formats.strict import PathLike, named, short
+from moeyard.formats.strict import PathLike, json_of, named, short
 from moeyard.placement import Placement
 from moeyard.provenance import data_of
 from moeyard.replay.job import Job
@@ -63,12 +63,7 @@ def load_replay(source: PathLike) -> Replay:
         raise InvalidFile(
             f"{path.parent}: a replay that is not finished; give its `moeyard replay` command again, with --resume"
         )
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
-    except ValueError as error:
-        raise InvalidFile(f"{path}: not JSON: {error}") from error
+    data = json_of(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InvalidFile(
             f"{path}: not a replay: format must be {FORMAT!r}; write one with `moeyard replay --out`"

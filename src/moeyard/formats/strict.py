@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,6 +28,28 @@ class Table(BaseModel):
     """A table of a file: every key known, every value of its own type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def json_of(path: PathLike) -> Any:
+    """A JSON file of whoever wrote it, as it is."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
+    except ValueError as error:  # also: not UTF-8
+        if "set_int_max_str_digits" in str(error):  # Python's advice to programs
+            raise InvalidFile(
+                f"{path}: a number of more digits than any file of ours has; write it shorter"
+            ) from None
+        raise InvalidFile(f"{path}: not JSON: {error}") from error
+
+
+def json_table(path: PathLike, what: str) -> dict[str, Any]:
+    """A JSON file whose outermost is an object; what: what it should be of."""
+    found = json_of(path)
+    if not isinstance(found, dict):
+        raise InvalidFile(f"{path}: {what} is a JSON object, got {short(found)}; give another file")
+    return found
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from moeyard.errors import InvalidFile, MoeyardError
 from moeyard.formats.replays import FORMAT, JSON, load_replay
+from moeyard.formats.strict import json_table
 from moeyard.provenance import Provenance, by_source
 from moeyard.report import charts
 from moeyard.report.load import load_run
@@ -86,11 +86,8 @@ def _read(source: Path, name: str) -> tuple[str, list[Line], dict[str, str]]:
         return _run(source, name)
     if source.name == "run.json":
         return _run(source.parent, name)
-    try:
-        data = json.loads(source.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidFile(f"{source}: not JSON: {error}") from error
-    if isinstance(data, dict) and data.get("format") == FORMAT:
+    data = json_table(source, "a replay or a benchmark")
+    if data.get("format") == FORMAT:
         return _replay(source, name)
     return _bench(source, name, data)
 

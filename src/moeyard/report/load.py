@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moeyard.errors import InvalidFile
-from moeyard.formats.strict import short
+from moeyard.formats.strict import json_of, short
 from moeyard.provenance import Network, Provenance
 from moeyard.timeline import Timeline
 from moeyard.train.modes import CODED
@@ -70,7 +70,7 @@ def load_run(folder: str | Path) -> Run:
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidFile(f"{path}: no such file; give the folder that `moeyard train --out` wrote")
-    data = _read_json(path)
+    data = json_of(path)
     try:
         modes = [_load_mode(folder / name, name, data["summary"][name]) for name in data["modes"]]
         if not modes:
@@ -92,15 +92,6 @@ def _dtype(name: Any) -> str:
     if name not in SAME_LOSS:
         raise ValueError(f"dtype {short(name)} is none of {', '.join(SAME_LOSS)}")
     return str(name)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
-    except ValueError as error:  # also: not UTF-8
-        raise InvalidFile(f"{path}: not JSON: {error}") from error
 
 
 def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
@@ -125,7 +116,7 @@ def _load_mode(folder: Path, name: str, summary: Mapping[str, Any]) -> Mode:
         Timeline.load(folder / f"{which}.npz") if (folder / f"{which}.npz").is_file() else None
         for which in ("planned", "measured")
     )
-    spans = _read_json(folder / "spans.json") if (folder / "spans.json").is_file() else []
+    spans = json_of(folder / "spans.json") if (folder / "spans.json").is_file() else []
     origin = {
         key: Provenance.read(one, f"{path.parent}: {key}") for key, one in summary["provenance"].items()
     }

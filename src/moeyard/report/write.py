@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from moeyard.errors import InvalidFile
 from moeyard.formats.replays import ARRAYS, FORMAT, JSON, load_replay
+from moeyard.formats.strict import json_table
 from moeyard.formats.timelines import load_timeline
 from moeyard.report.bench import bench_page
 from moeyard.report.load import load_run
@@ -36,12 +36,8 @@ def write_report(source: str | Path, out: str | Path | None = None) -> Path:
                 f"{source}: no such file or folder; give a run's folder or a benchmark's JSON file"
             )
         target = Path(out) if out is not None else source.with_suffix(".html")
-        try:
-            data = json.loads(source.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise InvalidFile(f"{source}: not JSON: {error}") from error
-        is_replay = isinstance(data, dict) and data.get("format") == FORMAT
-        page = page_of_replay(source) if is_replay else bench_page(data, str(source))
+        data = json_table(source, "a replay or a benchmark")
+        page = page_of_replay(source) if data.get("format") == FORMAT else bench_page(data, str(source))
     target.write_text(page.html(), encoding="utf-8")
     return target
 

@@ -42,10 +42,20 @@ def make_config(options: Options) -> Any:
             raise InvalidModel(
                 f"the config of {options.family} has no field {name!r}; see its documentation for the names"
             )
-        setattr(config, name, value)
+        least = 0 if name == "first_k_dense_replace" else 1
+        if name in SIZES and not (type(value) is int and value >= least):
+            raise InvalidModel(_refused(name, value, f"it must be a whole number of at least {least}"))
+        try:
+            setattr(config, name, value)
+        except Exception as error:  # each family checks its fields in its own way
+            raise InvalidModel(_refused(name, value, " ".join(str(error).split())[:200])) from error
     config.use_cache = False
     config.tie_word_embeddings = options.config.get("tie_word_embeddings", True)
     return config
+
+
+def _refused(name: str, value: Any, why: str) -> str:
+    return f"--set {name}={value}: {why}; give another value"
 
 
 def modules_of(options: Options) -> list[str]:

@@ -60,7 +60,15 @@ class Options:
         for mode in self.modes:
             if mode not in MODES:
                 raise UnknownName.of("mode", mode, MODES)
-        for what, least in (("steps", 1), ("warmup", 0), ("batch", 1), ("length", 2), ("turn", 1)):
+        for what, least in (
+            ("steps", 1),
+            ("warmup", 0),
+            ("batch", 1),
+            ("length", 2),
+            ("turn", 1),
+            ("checkpoint_every", 0),
+            ("remeasure_every", 0),
+        ):
             if getattr(self, what) < least:
                 raise MoeyardError(f"{what} must be at least {least}, got {getattr(self, what)}")
         if self.links not in LINKS:

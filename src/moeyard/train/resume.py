@@ -39,7 +39,12 @@ def begin(options: Options, where: dict[str, Any], *, writes: bool = True) -> No
         return
     if options.resume:
         print(f"moeyard: nothing to resume in {folder}: a new run begins", file=sys.stderr, flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MoeyardError(
+            f"--out {folder}: {error.strerror}; give a folder that can be made there"
+        ) from error
     _set_aside(folder / "run.json")
     for mode in options.modes:
         (folder / mode / DONE).unlink(missing_ok=True)  # what it says is in run.json and the metrics

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from moeyard.errors import InvalidFile
 from moeyard.formats.arrays import csv_lines, load_trace, read_arrays
-from moeyard.formats.strict import PathLike, named, short
+from moeyard.formats.strict import PathLike, json_of, named, short
 from moeyard.trace import Trace
 
 SHARED_ROWS = 1 << 20  # rows of a layer whose loads are shares, not counts
@@ -77,12 +75,7 @@ def read_numbers(path: PathLike) -> Trace:
 
 def read_json(path: PathLike) -> Trace:
     """A nested list of loads, or an object with one under `loads`."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(f"{path}: not JSON that can be read: nested too deep") from None
-    except ValueError as error:
-        raise InvalidFile(f"{path}: not JSON: {error}") from error
+    data = json_of(path)
     if isinstance(data, dict):
         key = next((name for name in _NAMES if name in data), None)
         if key is None:

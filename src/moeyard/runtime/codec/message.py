@@ -12,12 +12,13 @@ import ctypes
 import numpy as np
 import torch
 
-from moeyard.kernels.codec.blocks import checksum
+from moeyard.kernels.codec.blocks import FIRST, GOLDEN, SECOND, checksum
 from moeyard.runtime.codec.spec import HEAD
 
 CHANGED, SAME = 1, 2  # kinds: a difference follows; masters have not changed, hold what you hold
 TAIL = 64  # values: an anchor can be cut into as many rows as its expert
 _CHUNK = 1 << 22
+_GOLDEN, _FIRST, _SECOND = (one - (1 << 64) if one >> 63 else one for one in (GOLDEN, FIRST, SECOND))
 
 
 def checksum_of(words: torch.Tensor) -> int:
@@ -27,12 +28,25 @@ def checksum_of(words: torch.Tensor) -> int:
         words = words.contiguous()
         there = (ctypes.c_uint32 * len(words)).from_address(words.data_ptr())
         return int(np.uint64(checksum(np.ctypeslib.as_array(there))).astype(np.int64))
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for at in range(0, len(words), _CHUNK):
-        part = words[at : at + _CHUNK].to(torch.int64) & 0xFFFFFFFF
-        place = torch.arange(at, at + len(part), device=words.device)
-        total += (part * (2 * place + 1)).sum()
+    return checksum_there(words)
+
+
+def checksum_there(words: torch.Tensor) -> int:
+    """The same by torch's operations, where the words are."""
+    pairs = torch.cat([words, words.new_zeros(len(words) % 2)]).view(torch.int64)
+    total = torch.full((), len(words), dtype=torch.int64, device=words.device)
+    for at in range(0, len(pairs), _CHUNK):
+        part = pairs[at : at + _CHUNK]
+        part = part + torch.arange(at, at + len(part), device=words.device) * _GOLDEN
+        part = (part ^ _shifted(part, 30)) * _FIRST
+        part = (part ^ _shifted(part, 27)) * _SECOND
+        total += (part ^ _shifted(part, 31)).sum()
     return int(total.item())
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, zeros from the left."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def seal(words: torch.Tensor, version: int, kind: int) -> None:

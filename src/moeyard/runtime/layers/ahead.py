@@ -103,8 +103,8 @@ class _Begun:
 
     def stale(self, stacks: Sequence[torch.Tensor]) -> bool:
         """Whether it is not what a gather would bring now."""
-        seen = self.ahead.hosted.seen
-        return seen.replaced(stacks) or seen.changed()
+        hosted = self.ahead.hosted
+        return hosted.seen.replaced(stacks) or hosted.changed()
 
 
 class Call:

@@ -1,5 +1,5 @@
-"""Whether parameters are still what a gather took, by their bits: an optimizer's step, a fused one, a write by way of `.data` or a swap that
-was undone, all the same. And whose they are.
+"""Whether parameters are what a gather took, by their bits: an optimizer's step, a fused one, a write by way of `.data` or a swap that was
+undone, before they were read or after, all the same. And whose they are.
 
 Each rank looks at its own and tells the others: one rank's doubt is everyone's.
 """
@@ -22,16 +22,21 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Seen:
-    """Parameters as they are now."""
+    """Parameters of which a gather takes a copy, in `dtype`."""
 
-    def __init__(self, stacks: Sequence[torch.Tensor]) -> None:
-        self._stacks = tuple(stacks)
+    def __init__(self, stacks: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self._stacks, self._dtype = tuple(stacks), dtype
         self._trained = [one.requires_grad for one in stacks]
-        self._marks = _marks(stacks)
+        self._marks: list[Mark] = []
+
+    def took(self, copies: Sequence[torch.Tensor]) -> None:
+        """The copy, bit by bit: what was read, whatever was written meanwhile."""
+        self._marks = _marks(copies, self._dtype)
 
     def changed(self) -> bool:
-        """Whether a bit of them was written since. On CUDA it waits for the device, as whoever counts rows does anyway."""
-        return not all(map(_same, self._marks, _marks(self._stacks)))
+        """Whether they are other than what was taken. On CUDA it waits for the device, as whoever counts rows does anyway."""
+        now = _marks(self._stacks, self._dtype)
+        return not all(_same(a, b) for a, b in zip(self._marks, now, strict=True))
 
     def replaced(self, stacks: Sequence[torch.Tensor]) -> bool:
         """Whether others are in their place, or they are trained where they were not: gradients would go astray."""
@@ -44,9 +49,9 @@ class Seen:
 Mark = int | torch.Tensor  # a number, or where it would have to be waited for, sums on the device
 
 
-def _marks(stacks: Sequence[torch.Tensor]) -> list[Mark]:
+def _marks(stacks: Sequence[torch.Tensor], dtype: torch.dtype) -> list[Mark]:
     with unseen(), torch.no_grad():
-        return [_mark(one.detach()) for one in stacks]
+        return [_mark(one.detach().to(dtype)) for one in stacks]
 
 
 def _same(one: Mark, other: Mark) -> bool:
@@ -54,7 +59,8 @@ def _same(one: Mark, other: Mark) -> bool:
 
 
 def _mark(stack: torch.Tensor) -> Mark:
-    """For the bits of a stack: as quick as memory is read, and no write leaves it alone, but by a chance that never comes."""
+    """For the bits of a stack. Elsewhere than on CUDA as by chance (2 ** -64) the same for others; there sums, quick, which see all but
+    what is made for it."""
     flat = stack.contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # where words do not begin
         flat = flat.clone()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ class Hosted:
         codec = codec_of(yard.options.codec, site - 1)
         self.coded = None if codec is None else Coded(yard, codec, self.copies, dtype, self.width, site)
         self.slot, self.turn = "", -1
-        self.seen = Seen(parameters)
+        self.seen = Seen(parameters, dtype)
+        self._taken: Job | None = None
         self._gather: Job | None = None
         self._reduce: Job | None = None
         self._sums: list[torch.Tensor] = []
@@ -81,7 +83,7 @@ class Hosted:
 
     def begin(self) -> None:
         """Start the gather. Every rank of the yard comes here at the same point."""
-        if self._gather is not None and self.seen.changed():
+        if self._gather is not None and self.changed():
             raise InvalidModel(
                 f"{self.name}: its experts were changed between a forward and its backward pass, and the replicas that the forward used "
                 f"are gone; run the backward pass before the optimizer's step, or plan without replicas (planner='static')"
@@ -94,11 +96,20 @@ class Hosted:
             for i, one in enumerate(self.parameters)
         ]
         workspace.filled[self.slot] = self.turn
-        if self.coded is not None:
-            self.coded.prepare(self._gather is None and not recomputing(), self._master)
-        self._gather = self.yard.behind.submit(self._fill)
+        source = self.parameters
+        if self.coded is not None:  # messages are made of them for a while, which nobody may write to
+            source = [one.clone() for one in source]
+            self.coded.prepare(self._gather is None and not recomputing(), partial(self._master, source))
+        self._taken = self.yard.behind.submit(lambda carry: self._take(source))
+        self._gather = self.yard.behind.submit(lambda carry: self._fill(carry, source))
         if self.coded is not None:
             self.coded.chain.job = self._gather
+
+    def changed(self) -> bool:
+        """Whether the parameters, cast, are not what the gather took, bit by bit."""
+        assert self._taken is not None
+        self._taken.wait()
+        return self.seen.changed()
 
     def again(self) -> list[torch.Tensor]:
         """The weights, ready to be used: gathered, unless nothing else was put there since. Every rank of the yard comes here at the
@@ -114,13 +125,21 @@ class Hosted:
         return self.weights
 
     @torch.no_grad()
-    def _fill(self, carry: Carry) -> None:
-        copies = self.copies
-        kept = self._index(copies.kept)
-        for one, weight in zip(self.parameters, self.weights, strict=True):
+    def _take(self, source: Sequence[torch.Tensor]) -> None:
+        """Own experts, cast, to their place here, from where they leave. What came to lie there is marked, not what was to be read: it may
+        be written while it is read, and be again what it was when it is used."""
+        kept = self._index(self.copies.kept)
+        for one, weight in zip(source, self.weights, strict=True):
+            if one.is_cuda:  # a copy of another stream's: not to be freed before this one has read it
+                one.record_stream(torch.cuda.current_stream(one.device))
             weight.index_copy_(0, kept, one.to(self.dtype))
+        self.seen.took([_rows(weight, self.copies.kept) for weight in self.weights])
+
+    @torch.no_grad()
+    def _fill(self, carry: Carry, source: Sequence[torch.Tensor]) -> None:
+        copies = self.copies
         if self.coded is not None:
-            self.coded.cross(carry, self._master)
+            self.coded.cross(carry, partial(self._master, source))
         for tier, plan in zip(copies.tiers, self.plans, strict=True):
             if self.coded is not None and self.coded.covers(tier):
                 arriving = self.weights[0].new_empty((len(tier.arrive), self.width))
@@ -134,10 +153,10 @@ class Hosted:
             for part, weight in zip(self._apart(arriving), self.weights, strict=True):
                 weight.index_copy_(0, self._index(tier.arrive), part)
 
-    def _master(self, expert: int) -> torch.Tensor:
+    def _master(self, source: Sequence[torch.Tensor], expert: int) -> torch.Tensor:
         """[width] of an expert at home here, in its own dtype."""
         place = int(np.searchsorted(self.copies.own, expert))
-        return torch.cat([one[place].flatten() for one in self.parameters])
+        return torch.cat([one[place].flatten() for one in source])
 
     def _apart(self, experts: torch.Tensor) -> list[torch.Tensor]:
         """[expert, width] as the stacks have it."""
@@ -320,6 +339,13 @@ def _same_memory(weight: torch.Tensor) -> torch.Tensor:
     """No view of it: what is filled later, or for another layer, would count as written over."""
     new = weight.new_empty(0)
     return new.set_(weight.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
+
+
+def _rows(stack: torch.Tensor, places: IntArray) -> torch.Tensor:
+    """Some of a stack, ascending; a copy only where others lie between."""
+    if len(places) == 0 or places[-1] - places[0] == len(places) - 1:
+        return stack[int(places[0]) : int(places[-1]) + 1] if len(places) else stack[:0]
+    return stack.index_select(0, to_device(np.ascontiguousarray(places), stack.device))
 
 
 def _width(stacked: torch.Tensor) -> int:
