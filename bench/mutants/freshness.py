@@ -50,7 +50,7 @@ FRESHNESS = [
         "kernels/codec/blocks.py",
         "total += mixed(pair, i)",
         "total += (pair & np.uint64(0xFFFFFFFF)) * np.uint64(4 * i + 1) + (pair >> np.uint64(32)) * np.uint64(4 * i + 3)",
-        f"{_FRESH}::test_the_mark_shows_what_adds_the_same_to_every_word",
+        f"{_FRESH}::test_the_number_of_a_diagonal_shows_where_it_lies[16-kind1]",
     ),
     Mutant(
         "on a device a change of all signs leaves the mark of float64 alone",
