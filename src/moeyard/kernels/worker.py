@@ -64,7 +64,6 @@ def _compile_only() -> None:
         return self.name, "object", (code, self._get_module_for_linking().as_bitcode())
 
     compiler._customize_flags = without_wrapper
-    library._optimize_functions = _lay_out
     library._optimize_final_module = entries_alone
     library._finalize_final_module = done
     library.get_pointer_to_function = lambda self, name: self._ensure_finalized() or 0
@@ -76,11 +75,6 @@ def _is_entry(library: Any) -> bool:
     """Has a way in from Python."""
     functions = library._final_module.functions
     return any(one.name.startswith("_ZN7cpython") and not one.is_declaration for one in functions)
-
-
-def _lay_out(library: Any, module: Any) -> None:
-    """All that is left of the passes over single functions: an entry's own passes do the same once more."""
-    module.data_layout = library._codegen._data_layout
 
 
 if __name__ == "__main__":
