@@ -33,9 +33,9 @@ FRESHNESS = [
     ),
     Mutant(
         "what is marked is what was to be read, not what was",
-        "runtime/layers/replicas.py",
-        "self.seen.took([_rows(weight, self.copies.kept) for weight in self.weights])",
-        "self.seen.took(source)",
+        "runtime/layers/fresh.py",
+        "self._marks: list[Mark] = []",
+        "self._marks, self.took = _marks(stacks, dtype), lambda copies: None",
         f"{_NUMBERS}[read_meanwhile]",
     ),
     Mutant(
@@ -43,7 +43,7 @@ FRESHNESS = [
         "runtime/layers/replicas.py",
         "source = [one.clone() for one in source]",
         "source = list(source)",
-        f"{_NUMBERS}[read_meanwhile, coded]",
+        f"{_NUMBERS}[sent_meanwhile, coded]",
     ),
     Mutant(
         "the checksum is linear in the words, so that all of them doubled leave it alone",

@@ -9,7 +9,7 @@ import torch
 import torch.utils.checkpoint
 from bench import replica_training as training
 from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
-from taken_cases import read_meanwhile
+from taken_cases import read_meanwhile, sent_meanwhile
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
@@ -46,6 +46,9 @@ def everything(rank, world):
     ):
         warnings.simplefilter("always")
         evaluated_between(layers_of(yard), given(rank), yard)
+        found["sent_meanwhile, coded"] = [
+            sent_meanwhile(layers_of(yard), given(rank), yard, times) for times in (1.0, 1.5)
+        ]
         found["lossy"] = [str(one.message) for one in said if "backward" in str(one.message)]
     return found
 

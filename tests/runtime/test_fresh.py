@@ -37,6 +37,7 @@ def found():
         "evaluated_between, coded",
         "evaluated_between_again, coded",
         "read_meanwhile, coded",
+        "sent_meanwhile, coded",
     ],
 )
 def test_the_numbers_are_those_without_replicas(found, case):
