@@ -79,16 +79,21 @@ def _same_nics(one: Cluster, other: Cluster) -> bool:
     return one.nics_per_node == other.nics_per_node and np.array_equal(one.rails, other.rails)
 
 
-def estimate_lanes(form: Lanes, cluster: Cluster | None = None, *, fine: bool = True) -> float:
+def estimate_lanes(
+    form: Lanes, cluster: Cluster | None = None, *, fine: bool = True, limit: float = math.inf
+) -> float:
     """Node by node where lanes are alike, lane by lane where they are not. `cluster`: the form's own unless given.
 
-    Not `fine`: node by node everywhere, for choosing among many forms; too long where lanes have a row or two each.
+    Not `fine`: node by node everywhere, for choosing among many forms; too long where lanes have a row or two each. Up to a tenth too
+    long where it is plain that it will not stay below `limit`.
     """
     pairs = form.pairs
     cluster = cluster or pairs.cluster
     prices = _prices(cluster, pairs.traffic.row_bytes)
     if cluster.wan is None or cluster.datacenters == 1:
-        seconds = float(lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices, fine))
+        seconds = float(
+            lanes_seconds(form.order, pairs.kernel, pairs.loads, pairs.local, prices, fine, limit)
+        )
         # Lanes that start one by one are given the time of all together: never less than the busiest node's bytes take.
         slower = pairs.cluster.scale_out.bandwidth / cluster.scale_out.bandwidth
         return max(seconds, pairs.busiest * slower + prices.lat_out) if pairs.busiest > 0.0 else seconds

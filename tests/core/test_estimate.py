@@ -395,3 +395,41 @@ def test_node_by_node_is_near_lane_by_lane(name, kind, loss):
     cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
     form = my.schedule(cluster, my.workload(kind, 64, mb=64, seed=1), name).form
     assert estimate_lanes(form, fine=False) == pytest.approx(estimate_lanes(form), rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["rails", "waves", "shot", "shunt"])
+@pytest.mark.parametrize("kind", ["sparse:0.1", "zipf-pairs:0.9", "zipf:0.9"])
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_what_cannot_stay_below_the_limit_is_told_roughly_and_the_rest_exactly(name, kind, loss):
+    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
+    form = my.schedule(cluster, my.workload(kind, 64, mb=4, seed=1), name).form
+    seconds = estimate_lanes(form, fine=False)
+    assert estimate_lanes(form, fine=False, limit=1.12 * seconds) == seconds
+    roughly = estimate_lanes(form, fine=False, limit=0.5 * seconds)
+    assert (1 - 1e-4) * seconds <= roughly <= seconds / 0.9  # on one port many are shared in bins
+
+
+def slow_inside(rows_RR):
+    """Rows that the last message inside a node waits for, all of them started together: of every other on its ports as much as it has
+    itself, and no more than the port has at all."""
+    last = 0
+    for i, c in zip(*np.nonzero(rows_RR), strict=True):
+        mine, out, into = rows_RR[i, c], rows_RR[i], rows_RR[:, c]
+        ahead = max(np.minimum(out, mine).sum(), np.minimum(into, mine).sum())
+        last = max(last, min(ahead, max(out.sum(), into.sum())))
+    return last
+
+
+@given(
+    st.integers(2, 6).flatmap(
+        lambda per: st.lists(st.integers(0, 9), min_size=per * per, max_size=per * per).map(
+            lambda rows: np.array(rows, np.int64).reshape(per, per)
+        )
+    )
+)
+def test_messages_inside_a_node_share_its_ports(rows_RR):
+    np.fill_diagonal(rows_RR, 0)
+    cluster = Cluster(1, len(rows_RR), Port(1e6, 1e-3), Port(1e5, 1e-2))
+    made = my.schedule(cluster, my.Traffic(rows_RR, 1000), "fast")
+    expected = slow_inside(rows_RR) * 1e-3 + 1e-3 if rows_RR.any() else 0.0
+    assert estimate(cluster, made) == pytest.approx(expected, rel=1e-9)

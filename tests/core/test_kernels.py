@@ -32,11 +32,13 @@ BY_WAY_OF = {
     "cost.clock": ("core/test_estimate.py", "test_across_datacenters_message_by_message_is_the_simulation"),
     "cost.inside": ("core/test_estimate.py", "test_across_datacenters_the_estimate_is_near_the_simulation"),
     "cost.looks": ("core/test_estimate.py", "test_first_looks_are_the_busiest_nodes"),
+    "cost.moves": ("core/test_estimate.py", "slow_inside"),
     "cost.operations": (
         "core/test_estimate.py",
         "test_across_datacenters_the_estimate_is_near_the_simulation",
     ),
     "cost.relays": ("core/test_relays.py", "test_the_estimate_follows_gateways"),
+    "cost.times": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
     "cost.walk": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
     "cost.wire": ("core/test_estimate.py", "test_one_to_one_messages_are_timed_exactly"),
     "lanes.emit": ("core/test_estimate.py", "slow_match"),

@@ -41,7 +41,7 @@ STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one 
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
-LOOK = 1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks
+LOOK = 2e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks
 EXCHANGES = 4  # of one plan: rows there and back, forward and backward
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
@@ -230,7 +230,8 @@ def cheapest(
         if least < WORTH * best.seconds:
             made = make()
             fine = made.pairs.cluster.nodes < MANY_NODES
-            seconds = least_found if form is not None and made.like(form) else estimate_lanes(made, fine=fine)
+            same = form is not None and made.like(form)
+            seconds = least_found if same else estimate_lanes(made, fine=fine, limit=CLOSE * best.seconds)
             found[name] = min(seconds, found.get(name, seconds))
             every.append((seconds, least, name, made))
             alike = math.isclose(seconds, least_found, rel_tol=1e-9)

@@ -56,13 +56,13 @@ class Batches(NamedTuple):
 def _batches(batches, order, feed, pair, total, first, owner, node):
     """Fill `batches` with those of a pair of `total` rows in column `feed`; how many there are."""
     messages, n, m, stop = order.messages, 0, order.pair_ptr[pair], order.pair_ptr[pair + 1]
-    entry, begin, end = batches.entry_B, batches.from_B, batches.to_B
+    entry, begin, end, each = batches.entry_B, batches.from_B, batches.to_B, 1.0 / total
     while m < stop and messages[feed, m] >= 0:
         s, last = messages[feed, m], m
         while last + 1 < stop and messages[feed, last + 1] == s:
             last += 1
         entry[n] = first[s] + (node if owner[s] < 0 else 0)
-        begin[n], end[n] = messages[1, m] / total, messages[2, last] / total
+        begin[n], end[n] = messages[1, m] * each, messages[2, last] * each
         n += 1
         m = last + 1
     return n
@@ -89,18 +89,29 @@ def _add_runs(rows, batches, n, runs, begin, stop, per, wide):
 
 
 @inner
-def _add_mix(rows, batches, n, loads, k, f):
-    """Add what the spread of the pair k -> f moves in its n batches, as a like mix of targets."""
+def _add_mix(rows, batches, n, loads, k, f, mix):
+    """Add what the spread of the pair k -> f moves in its n batches, as a like mix of targets. `mix`: scratch, of a share of the pair beyond
+    all that is kept, what each rank passes on, then takes in."""
     keep, rate, get = loads.keep[k, f], loads.rate[k, f], loads.get[k, f]
-    per = len(keep)
+    per, most, whole = len(keep), 0.0, 0.0
+    for r in range(per):
+        most = max(most, keep[r])
+        whole += rate[r]
+    for r in range(per):
+        mix[r], mix[per + r] = rate[r], whole * get[r]
     for b in range(n):
-        e, x0, x1, sum_ = batches.entry_B[b], batches.from_B[b], batches.to_B[b], 0.0
+        x0, x1, sum_ = batches.from_B[b], batches.to_B[b], 0.0
+        into = rows[batches.entry_B[b]]
+        if x0 >= most:
+            for r in range(2 * per):
+                into[r] += (x1 - x0) * mix[r]
+            continue
         for r in range(per):
             part = max(0.0, x1 - max(x0, keep[r])) * rate[r]
-            rows[e, r] += part
+            into[r] += part
             sum_ += part
         for r in range(per):
-            rows[e, per + r] += sum_ * get[r]
+            into[per + r] += sum_ * get[r]
 
 
 @kernel
@@ -110,7 +121,7 @@ def inside_rows(order, pairs, loads, wide):
     first, owner, entries = inside_stages(order, nodes)
     rows = np.zeros((entries, per * per if wide else 2 * per))
     room = order.messages.shape[1]
-    batches = Batches(np.empty(room, np.int64), np.empty(room), np.empty(room))
+    batches, mix = Batches(np.empty(room, np.int64), np.empty(room), np.empty(room)), np.empty(2 * per)
     for p in range(nodes * nodes):
         if order.pair_ptr[p] == order.pair_ptr[p + 1]:
             continue
@@ -123,5 +134,5 @@ def inside_rows(order, pairs, loads, wide):
         if loads.exact:
             _add_runs(rows, batches, n, loads.on, loads.on_ptr[p], loads.on_ptr[p + 1], per, wide)
         else:
-            _add_mix(rows, batches, n, loads, k, f)
+            _add_mix(rows, batches, n, loads, k, f, mix)
     return Inside(first, owner, rows, wide)

@@ -1,0 +1,211 @@
+"""What is moved inside nodes in one stage: port by port, or message by message. Called by `walk`.
+
+An entry is what one node moves in a stage: see `Inside`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from moeyard.kernels.compile import inner, kernel
+from moeyard.kernels.cost.times import place_of
+
+
+class Port(NamedTuple):
+    """Scratch: the messages of an entry on the scale-up ports of its node."""
+
+    ahead: (
+        np.ndarray
+    )  # [direction, giver * per + taker]: rows that a port sends before that message is through
+    through: np.ndarray  # [direction, rank]: when a port is through with all of them; 0: it has none
+    late_G: np.ndarray  # the ranks, who is free last first
+    some: np.ndarray  # giver * per + taker of those with rows; one place more than there can be
+
+
+class Local(NamedTuple):
+    """What stays inside nodes: it shares the scale-up ports with whatever else is moved meanwhile."""
+
+    message_N: np.ndarray  # rows [node, giver * per + taker]
+    port_N: np.ndarray  # rows [node, out of each rank, then into each]
+    begun_N: np.ndarray
+    ended_N: np.ndarray
+    more_N: np.ndarray  # rows of others on the ports meanwhile
+    finish_G: np.ndarray  # scratch: when each rank of a node is through; 0: it has no part
+    port: Port
+
+
+@kernel
+def new_local(local_rows, nodes, per):
+    """local_rows: see `local_loads`."""
+    port = Port(
+        np.zeros((2, per * per)), np.zeros((2, per)), np.zeros(per, np.int64), np.zeros(per * per + 1, np.int64)
+    )  # fmt: skip
+    message, busy = local_rows
+    return Local(
+        message, busy, np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per), port
+    )  # fmt: skip
+
+
+@inner
+def at_rest(local):
+    """Nothing has been moved yet."""
+    for u in range(len(local.begun_N)):
+        local.begun_N[u], local.ended_N[u] = 0.0, 0.0
+        for r in range(local.more_N.shape[1]):
+            local.more_N[u, r] = 0.0
+
+
+@inner
+def _add_ahead(ahead, mine, others, share, per):
+    """Add to ahead[direction, m] what the ports of message m of an entry send of `others`, a share of each, before it is through: of each
+    as much as m has itself."""
+    for i in range(per):
+        for j in range(per):
+            rows = share * others[i * per + j]
+            if rows > 0.0:
+                for o in range(per):
+                    ahead[0, i * per + o] += min(rows, mine[i * per + o])
+                    ahead[1, o * per + j] += min(rows, mine[o * per + j])
+
+
+@inner
+def _through(mine, n, free, prices, port):
+    """When each port is through with the n messages of an entry: it is never idle while it has work, so all that start no earlier than
+    some message are through in time."""
+    late, per, through = port.late_G, len(free), port.through
+    for r in range(per):
+        through[0, r], through[1, r] = 0.0, 0.0
+    for x in range(n):
+        m = port.some[x]
+        through[0, m // per], through[1, m % per] = 1.0, 1.0
+    for i in range(per):
+        j = i
+        while j > 0 and free[late[j - 1]] < free[i]:
+            late[j] = late[j - 1]
+            j -= 1
+        late[j] = i
+    for d in range(2):
+        for r in range(per):
+            work, last = 0.0, 0.0
+            for i in range(per if through[d, r] > 0.0 else 0):
+                o = late[i]
+                rows = mine[r * per + o] if d == 0 else mine[o * per + r]
+                if rows > 0.0:
+                    work += rows
+                    last = max(last, max(free[r], free[o]) + prices.lat_up + work * prices.row_up)
+            through[d, r] = last
+
+
+@inner
+def _by_message(clock, mine, u, local, rest, prices):
+    """When each rank of node u is through with an entry.
+
+    A message starts when both its ends are free, and ends when its slower port is through with it: of those on a port, a
+    smaller one leaves early. `rest` of what stays inside the node shares the ports.
+    """
+    finish, port = local.finish_G, local.port
+    through, ahead, some, per = port.through, port.ahead, port.some, len(finish)
+    free, n = clock.free[u * per : (u + 1) * per], 0
+    for m in range(per * per):
+        ahead[0, m], ahead[1, m] = 0.0, 0.0
+        some[n] = m
+        n += mine[m] > 0.0
+    _add_ahead(ahead, mine, mine, 1.0, per)
+    if rest > 0.0:
+        _add_ahead(ahead, mine, local.message_N[u], rest, per)
+    else:
+        _through(mine, n, free, prices, port)
+    for r in range(per):
+        finish[r] = 0.0
+    for x in range(n):
+        m = some[x]
+        i, c = m // per, m % per
+        now = max(free[i], free[c]) + prices.lat_up + max(ahead[0, m], ahead[1, m]) * prices.row_up
+        if rest == 0.0:
+            now = min(now, max(through[0, i], through[1, c]))
+        finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
+
+
+@inner
+def _by_port(clock, rows, e, u, local, rest, prices):
+    """As `_by_message`, the busiest port's work for all: its largest message ends last."""
+    finish, w, worst, before = local.finish_G, clock.width, 0.0, 0.0
+    per = len(finish)
+    for r in range(2 * per):
+        if rows[e, r] > 0.0:
+            worst = max(worst, rows[e, r] + rest * local.port_N[u, r])
+    for r in range(w):
+        if w == 1 or rows[e, r] > 0.0 or rows[e, per + r] > 0.0:
+            before = max(before, clock.free[u * w + r])
+    now = before + prices.lat_up + worst * prices.row_up
+    for r in range(per):
+        part = rows[e, r] > 0.0 or rows[e, per + r] > 0.0
+        finish[r] = now if worst > 0.0 and (w == 1 or part) else 0.0
+
+
+@inner
+def _left_over(clock, rows, e, u, local, per, wide):
+    """How much of what stays inside node u is still to be moved when entry e starts."""
+    w, before = clock.width, 0.0
+    for r in range(w):
+        if wide or w == 1 or rows[e, r] > 0.0 or rows[e, per + r] > 0.0:
+            before = max(before, clock.free[u * w + r])
+    if local.ended_N[u] <= before:
+        return 0.0
+    return (local.ended_N[u] - max(before, local.begun_N[u])) / (local.ended_N[u] - local.begun_N[u])
+
+
+@inner
+def _lengthen(clock, inside, local, local_stage, u, e, prices):
+    """What stays inside node u takes longer, for entry e shares its ports."""
+    per, worst = local.port_N.shape[1] // 2, 0.0
+    for r in range(2 * per):
+        if not inside.wide:
+            local.more_N[u, r] += inside.rows[e, r]
+        else:
+            for o in range(per):
+                local.more_N[u, r] += inside.rows[e, r * per + o if r < per else o * per + r - per]
+        worst = max(worst, local.port_N[u, r] + local.more_N[u, r])
+    now = local.begun_N[u] + prices.lat_up + worst * prices.row_up
+    if now > local.ended_N[u]:
+        local.ended_N[u], clock.last[0] = now, max(clock.last[0], now)
+        x = place_of(clock, local_stage, 0, u)
+        for r in range(clock.width):
+            clock.done[x + r] = now if clock.done[x + r] > 0.0 else 0.0
+
+
+@inner
+def _move(clock, inside, local, local_stage, prices, s, u, e):
+    """What node u moves inside in stage s: entry e, or what stays inside it."""
+    here, wide, finish = s == local_stage, inside.wide, local.finish_G
+    rows = (local.message_N if wide else local.port_N) if here else inside.rows
+    rest = 0.0 if here else _left_over(clock, rows, e, u, local, len(finish), wide)
+    if wide:
+        _by_message(clock, rows[e], u, local, rest, prices)
+    else:
+        _by_port(clock, rows, e, u, local, rest, prices)
+    x, now = place_of(clock, s, 0, u), 0.0
+    for r in range(len(finish)):
+        now = max(now, finish[r])
+        at = x + (r if clock.width > 1 else 0)
+        clock.done[at] = max(clock.done[at], finish[r])
+    clock.last[0] = max(clock.last[0], now)
+    if here:
+        before = 0.0
+        for r in range(clock.width):
+            before = max(before, clock.free[u * clock.width + r])
+        local.begun_N[u], local.ended_N[u] = before, now
+    elif rest > 0.0:
+        _lengthen(clock, inside, local, local_stage, u, e, prices)
+
+
+@inner
+def move_inside(clock, inside, local, local_stage, prices, s):
+    """Stage s inside the nodes that have part in it."""
+    one = inside.owner_S[s] >= 0
+    for j in range(1 if one else clock.places):
+        u = inside.owner_S[s] if one else j
+        e = u if s == local_stage else inside.first_S[s] + j
+        _move(clock, inside, local, local_stage, prices, s, u, e)
