@@ -67,14 +67,11 @@ def _arrive(clock, wire, s, e, seconds):
 
 
 @inner
-def cross(clock, wire, shared, law, s, each):
+def cross(clock, wire, shared, law, s, look, each):
     """The messages of stage s: as if all started together, or, where they do not and `each` is asked for, from their own starts.
-    Whether they do not."""
+    Whether they do not, if `look` is asked for."""
     lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
-    crowded = False
-    for e in range(lo, hi if hi - lo > 1 else lo):
-        crowded |= wire.seconds_E[e] > 1.000001 * (wire.solo_E[e] + wire.latency_E[e])
-    differ = crowded and _starts(clock, wire, shared, s) > APART
+    differ = look and wire.crowded_S[s] and _starts(clock, wire, shared, s) > APART
     apart = differ and each
     if apart:
         cost = law if wire.contended_S[s] else (0.0, law[1], law[2])
@@ -93,15 +90,15 @@ def new_shared(wire):
 
 
 @inner
-def _walk(order, clock, wire, shared, inside, local, prices, each):
-    """All stages in their order; whether messages of one started apart. `each`: see `cross`."""
+def _walk(order, clock, wire, shared, inside, local, prices, look, each):
+    """All stages in their order; whether messages of one started apart. `look`, `each`: see `cross`."""
     differ = False
     for s in range(len(order.after_ptr) - 1):
         if clock.row_S[s] < 0 and clock.left_S[s] < 0:
             continue  # nobody has part in it
         release(clock, order.after_ptr, order.after, s)
         if wire.ptr_S[s] < wire.ptr_S[s + 1]:
-            differ |= cross(clock, wire, shared, prices.law, s, each)
+            differ |= cross(clock, wire, shared, prices.law, s, look, each)
         elif inside.first_S[s] >= 0 or s == order.local_stage:
             move_inside(clock, inside, local, order.local_stage, prices, s)
     return differ
@@ -131,10 +128,10 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine, limit):
     shared = new_shared(wire)
     each = fine or wire.ptr_S[-1] <= MANY  # messages that start apart are followed one by one
     first = each and limit == np.inf
-    differ = _walk(order, clock, wire, shared, inside, local, prices, first)
-    if each and not first and differ and TOGETHER * clock.last[0] < limit:
+    differ = _walk(order, clock, wire, shared, inside, local, prices, each, first)
+    if differ and not first and TOGETHER * clock.last[0] < limit:
         _set_back(clock, local)
-        _walk(order, clock, wire, shared, inside, local, prices, True)
+        _walk(order, clock, wire, shared, inside, local, prices, True, True)
     return clock.last[0]
 
 
@@ -147,5 +144,5 @@ def listed_seconds(after_ptr, after, wire, ranks, law):
     for s in range(len(after_ptr) - 1):
         if wire.ptr_S[s] < wire.ptr_S[s + 1]:
             release(clock, after_ptr, after, s)
-            cross(clock, wire, shared, law, s, True)
+            cross(clock, wire, shared, law, s, True, True)
     return clock.last[0]

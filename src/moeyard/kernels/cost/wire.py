@@ -27,6 +27,7 @@ class Wire(NamedTuple):
     seconds_E: np.ndarray  # with latency, if all of its stage start together
     ports: int
     contended_S: np.ndarray  # whether the law holds for the stage
+    crowded_S: np.ndarray  # whether messages of the stage lengthen one another, if they start together
     carrier_M: np.ndarray  # of lanes: the local rank of each nic, and the nic that lane l of k -> f enters by
     to_NNM: np.ndarray
 
@@ -61,30 +62,41 @@ def _scale_of(wire, t, s):
 
 @kernel
 def stage_seconds(wire, law, fine):
-    """Fill wire.seconds_E. Not `fine`: a wave is as the last one, longer or shorter."""
-    free = (0.0, law[1], law[2])
+    """Fill wire.seconds_E and wire.crowded_S. Not `fine`: a wave is as the last one, longer or shorter."""
+    free, at, solo, seconds, latency = (
+        (0.0, law[1], law[2]),
+        wire.at,
+        wire.solo_E,
+        wire.seconds_E,
+        wire.latency_E,
+    )
     used = np.full(wire.ports, -1, np.int64)
     shared = -1
     for s in range(len(wire.ptr_S) - 1):
         lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
         alone = True
         for e in range(lo, hi):
-            p, q = wire.at[LEAVES, e], wire.at[ENTERS, e]
+            p, q = at[LEAVES, e], at[ENTERS, e]
             alone &= used[p] != s and used[q] != s
             used[p], used[q] = s, s
-            wire.seconds_E[e] = wire.solo_E[e]
+            seconds[e] = solo[e] + latency[e]
         scale = 0.0 if alone or fine else _scale_of(wire, shared, s)
-        if scale > 0.0:
+        crowded = scale > 0.0 and wire.crowded_S[shared]
+        if crowded:
+            before = wire.ptr_S[shared] - lo
             for e in range(lo, hi):
-                before = wire.ptr_S[shared] + e - lo
-                wire.seconds_E[e] = scale * (wire.seconds_E[before] - wire.latency_E[before])
-        elif not alone:
+                seconds[e] = scale * (seconds[before + e] - latency[before + e]) + latency[e]
+        elif not alone and scale == 0.0:
             shared = s
+            for e in range(lo, hi):
+                seconds[e] = solo[e]
             cost = law if wire.contended_S[s] else free
-            share_all(lo, hi, wire.at[LEAVES], wire.ports, wire.seconds_E, wire.solo_E, cost)
-            share_all(lo, hi, wire.at[ENTERS], wire.ports, wire.seconds_E, wire.solo_E, cost)
-        for e in range(lo, hi):
-            wire.seconds_E[e] += wire.latency_E[e]
+            share_all(lo, hi, at[LEAVES], wire.ports, seconds, solo, cost)
+            share_all(lo, hi, at[ENTERS], wire.ports, seconds, solo, cost)
+            for e in range(lo, hi):
+                seconds[e] += latency[e]
+                crowded |= seconds[e] > 1.000001 * (solo[e] + latency[e])
+        wire.crowded_S[s] = crowded
 
 
 @inner
@@ -139,7 +151,7 @@ def lane_wire(order, pairs, slow_NN, prices, apart, fine):
     n, at = ptr[stages], ptr.copy()
     wire = Wire(
         ptr, np.empty((5, n), np.int64), np.empty(n), np.empty(n), np.empty(n), 2 * nodes * each,
-        np.ones(stages, np.bool_), pairs.carrier_M, pairs.to_NNM,
+        np.ones(stages, np.bool_), np.zeros(stages, np.bool_), pairs.carrier_M, pairs.to_NNM,
     )  # fmt: skip
     for k in range(nodes):
         for f in range(nodes):
