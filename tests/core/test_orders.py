@@ -12,7 +12,14 @@ from tests.slow_birkhoff import slow_birkhoff
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.bits import match_all, new_matching, use_edges
 from moeyard.kernels.orders.lpt import longest_first
-from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, in_stages, list_makespan, shifts
+from moeyard.kernels.orders.matchings import (
+    groups_makespan,
+    heavy_matchings,
+    in_list_order,
+    in_stages,
+    list_makespan,
+    shifts,
+)
 from moeyard.kernels.orders.open_shop import FAR, GAPS, NEAR, PLAINLY, in_pieces, open_shop, pieces_in_order
 from moeyard.kernels.orders.waves import wave_cuts, waves
 from moeyard.kernels.stages.forms import assemble
@@ -131,6 +138,35 @@ def test_pairs_in_the_order_of_permutations(rows, group):
     for _, k, f in listed:
         sent[k] = got[f] = max(sent[k], got[f]) + float(rows[k, f])
     assert list_makespan(perms, rows.astype(float)) == max(sent + got)
+
+
+def slow_groups(perms, seconds, group, latency):
+    """Group by group, each node on its own clock."""
+    ready = np.zeros(len(seconds))
+    for begin in range(0, len(perms), group):
+        pairs = [
+            (k, int(f))
+            for perm in perms[begin : begin + group]
+            for k, f in enumerate(perm)
+            if seconds[k, f] > 0
+        ]
+        then = ready.copy()
+        for k in range(len(seconds)):
+            mine = [(a, b) for a, b in pairs if k in (a, b)]
+            out = sum(seconds[a, b] for a, b in mine if a == k)
+            into = sum(seconds[a, b] for a, b in mine if b == k)
+            ends = [max(ready[a], ready[b]) + latency + seconds[a, b] for a, b in mine]
+            then[k] = max([ready[k] + latency + max(out, into), *ends]) if mine else ready[k]
+        ready = then
+    return ready.max()
+
+
+@given(rows=node_matrices(), group=st.integers(1, 4))
+def test_groups_of_matchings_take_as_long_as_their_slowest_nodes(rows, group):
+    perms = shifts(len(rows))
+    assert groups_makespan(perms, rows.astype(float), group, 0.5) == pytest.approx(
+        slow_groups(perms, rows.astype(float), group, 0.5)
+    )
 
 
 @given(rows=node_matrices(), longest=st.sampled_from([0.5, 7.0, np.inf]))

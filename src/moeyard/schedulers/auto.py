@@ -15,8 +15,8 @@ from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
-    EXPOSED,
     MANY_NODES,
+    TOGETHER,
     WORTH,
     Best,
     Candidate,
@@ -153,13 +153,13 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     least = pairs.looks[1].at_once
     if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
-        least += EXPOSED * pairs.busiest * pairs.ratios.exposed
+        least += TOGETHER * pairs.busiest * pairs.ratios.exposed
     yield "shot", least, lambda: shot_lanes(pairs)
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     bounds, latency = pairs.looks[1], pairs.cluster.scale_out.latency
-    yield from shunt_orders(pairs, best, all_at_once=worth_waves(pairs))
+    yield from shunt_orders(pairs, best, all_at_once=False)
     yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
     if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds:
         return  # stages would cost latencies and gain nothing

@@ -15,7 +15,13 @@ from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, 
 from moeyard.kernels.cost.looks import BRIEF, least_in_waves
 from moeyard.kernels.cost.walk import WIDE
 from moeyard.kernels.orders.birkhoff import birkhoff
-from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
+from moeyard.kernels.orders.matchings import (
+    groups_makespan,
+    heavy_matchings,
+    in_list_order,
+    list_makespan,
+    shifts,
+)
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
 from moeyard.kernels.orders.waves import wave_cuts, waves
 from moeyard.kernels.stages.levels import levels_by_stage
@@ -34,6 +40,7 @@ class Best:
 
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
+TOGETHER = 0.12  # the same of the busiest node's, if all go at once
 MANY_NODES = (
     8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
 )
@@ -165,7 +172,7 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
         )
         return
     crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
-    if best is None or pairs.looks[1].in_turn < best.seconds:
+    if best is None or _least_in_turn(pairs) < WORTH * best.seconds:
         perms, orders = _chains(pairs)
         for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
             yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
@@ -173,10 +180,31 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
-    if group > 1 and (all_at_once or group < nodes - 1):
+    exposed = TOGETHER * pairs.ratios.exposed * busiest * group / (nodes - 1)
+    if (
+        group > 1
+        and (all_at_once or group < nodes - 1)
+        and (best is None or busiest + latency + exposed < WORTH * best.seconds)
+    ):
         if perms is None:
             perms = _matchings(in_pieces(crossing, rows, math.inf, latency)[1], pairs.looks[1].in_turn)[0]
-        yield "shunt", busiest, lambda: _staged(pairs, in_list_order(perms, rows, group))
+        least = float(groups_makespan(perms, crossing, group, latency)) + exposed
+        yield "shunt", least, lambda: _staged(pairs, in_list_order(perms, rows, group))
+
+
+def _pieces(pairs: Pairs) -> float:
+    """Into how many the busiest node's time is cut, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both
+    exposed."""
+    latency = pairs.cluster.scale_out.latency
+    if latency == 0.0:
+        return PIECES
+    return max(1.0, min(math.sqrt(pairs.busiest * pairs.ratios.exposed / latency), PIECES))
+
+
+def _least_in_turn(pairs: Pairs) -> float:
+    """What no order of `_chains` beats: a latency a pair, and what its longest piece leaves exposed."""
+    longest = min(pairs.looks[1].longest, pairs.busiest / _pieces(pairs))
+    return pairs.looks[1].in_turn + EXPOSED * pairs.ratios.exposed * longest
 
 
 def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wire]]]:
@@ -190,10 +218,8 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
         perms, matched = _matchings(seconds, pairs.looks[1].in_turn)
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
-    # Large pairs in pieces, so that balance and spread keep pace: n pieces cost n latencies and leave an n-th of both exposed.
-    longest, exposed = pairs.looks[1].longest, pairs.ratios.exposed
+    longest, exposed, pieces = pairs.looks[1].longest, pairs.ratios.exposed, _pieces(pairs)
     orders = [(least, longest * exposed, wire)]
-    pieces = max(1.0, min(math.sqrt(busiest * exposed / latency), PIECES)) if latency > 0 else PIECES
     if longest > busiest / pieces:
         parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency)
         orders.append((least, busiest / pieces * exposed, parts))

@@ -87,6 +87,32 @@ def list_makespan(perms, seconds_NN):
 
 
 @kernel
+def groups_makespan(perms, seconds_NN, group, latency):
+    """What `group` permutations at a time cannot beat, each group started by a node when it is through with the last: its slowest message, and
+    all that a node sends or receives."""
+    nodes = len(seconds_NN)
+    ready, then = np.zeros(nodes), np.zeros(nodes)
+    out, into = np.zeros(nodes), np.zeros(nodes)
+    for p in range(len(perms)):
+        for k in range(nodes):
+            f = perms[p, k]
+            if seconds_NN[k, f] > 0.0:
+                out[k] += seconds_NN[k, f]
+                into[f] += seconds_NN[k, f]
+                end = max(ready[k], ready[f]) + latency + seconds_NN[k, f]
+                then[k], then[f] = max(then[k], end), max(then[f], end)
+        if (p + 1) % group == 0 or p + 1 == len(perms):
+            for k in range(nodes):
+                most = max(out[k], into[k])
+                then[k] = max(then[k], ready[k] + latency + most) if most > 0.0 else ready[k]
+                ready[k], out[k], into[k] = then[k], 0.0, 0.0
+    last = 0.0
+    for k in range(nodes):
+        last = max(last, ready[k])
+    return last
+
+
+@kernel
 def in_list_order(perms, rows_NN, group):
     """A wire of whole pairs in the order of the permutations: one stage each (group 0), or one stage for `group`
     permutations."""
