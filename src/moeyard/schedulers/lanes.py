@@ -180,7 +180,8 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
-    exposed = TOGETHER * pairs.ratios.exposed * busiest * group / (nodes - 1)
+    part = max(TOGETHER * busiest * group / (nodes - 1), EXPOSED * pairs.looks[1].longest)
+    exposed = part * pairs.ratios.exposed
     if (
         group > 1
         and (all_at_once or group < nodes - 1)
