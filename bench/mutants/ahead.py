@@ -10,22 +10,22 @@ AHEAD = [
     Mutant(
         "one rank alone calls a gather off",
         "runtime/layers/routes.py",
-        "bool(values[:, counted].any())",
-        "bool(values[yard.rank, counted])",
+        "int(np.bitwise_or.reduce(values[:, counted]))",
+        "int(values[yard.rank, counted])",
         f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
     ),
     Mutant(
         "a gather is used though its parameters have changed",
         "runtime/layers/ahead.py",
-        "None if self._begun is None or stale else self._begun.ahead",
+        "None if self._begun is None or told & STALE else self._begun.ahead",
         "None if self._begun is None else self._begun.ahead",
         f"{_AHEAD}::test_a_parameter_that_changes_between_two_layers_calls_the_gather_off",
     ),
     Mutant(
         "plans made beside the calls are not compared",
         "runtime/layers/ahead.py",
-        "return int(stale), small_digest(*digests) if digests else 0",
-        "return int(stale), 0",
+        "return told, small_digest(*digests) if digests else 0",
+        "return told, 0",
         f"{_AHEAD}::test_a_rank_that_plans_otherwise_is_named",
     ),
     Mutant(
@@ -52,7 +52,7 @@ AHEAD = [
     Mutant(
         "nothing is begun ahead",
         "runtime/layers/ahead.py",
-        "if self._next is not None and self._next[0] > layer.site:",
+        "if self._next is not None:",
         "if False:",
         f"{_AHEAD}::test_training_is_that_of_one_process",
     ),

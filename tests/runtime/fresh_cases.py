@@ -9,6 +9,16 @@ import torch
 import torch.utils.checkpoint
 from bench import replica_training as training
 from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
+from odd_cases import (
+    collected_by_one,
+    many_between,
+    moved_between,
+    other_receivers,
+    put_back_elsewhere,
+    refused_for_one,
+    replaced_by_one,
+    router_alone,
+)
 from taken_cases import read_meanwhile, sent_meanwhile
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,11 +42,12 @@ def everything(rank, world):
         for case in (
             unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, clamped, written_by_one, swapped, evaluated_in_turn, served_apart,
             closed_over, not_taken, read_meanwhile, changed, changed_fused, changed_and_dropped, changed_by_closure,
+            put_back_elsewhere, moved_between, many_between, router_alone, replaced_by_one, collected_by_one, refused_for_one,
         ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
         found["begun"] = _tried(yard, REPLICAS, begun, rank)
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
-        for case in (evaluated_between, evaluated_between_again, read_meanwhile):
+        for case in (evaluated_between, evaluated_between_again, read_meanwhile, put_back_elsewhere):
             coded = case(layers_of(yard), given(rank), yard)
             found[f"{case.__name__}, coded"] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
             yard.choose(**REPLICAS, codec="lossless@all")
@@ -50,6 +61,9 @@ def everything(rank, world):
             sent_meanwhile(layers_of(yard), given(rank), yard, times) for times in (1.0, 1.5)
         ]
         found["lossy"] = [str(one.message) for one in said if "backward" in str(one.message)]
+        said.clear()
+        other_receivers(layers_of(yard), given(rank), yard)
+        found["lossy, other receivers"] = [str(one.message) for one in said if "backward" in str(one.message)]
     return found
 
 

@@ -34,6 +34,13 @@ def found():
         "closed_over",
         "not_taken",
         "read_meanwhile",
+        "put_back_elsewhere",
+        "moved_between",
+        "many_between",
+        "router_alone",
+        "replaced_by_one",
+        "collected_by_one",
+        "put_back_elsewhere, coded",
         "evaluated_between, coded",
         "evaluated_between_again, coded",
         "read_meanwhile, coded",
@@ -49,9 +56,10 @@ def test_the_numbers_are_those_without_replicas(found, case):
 
 def test_a_codec_that_loses_bits_says_that_the_backwards_replicas_are_others(found):
     for rank in found:
-        assert rank["lossy"]
-        assert "bits:1" in rank["lossy"][0]
-        assert "not the same" in rank["lossy"][0]
+        for case in ("lossy", "lossy, other receivers"):
+            assert rank[case]
+            assert "bits:1" in rank[case][0]
+            assert "not the same" in rank[case][0]
 
 
 @pytest.mark.parametrize("case", ["changed", "changed_fused", "changed_and_dropped", "changed_by_closure"])
@@ -61,6 +69,11 @@ def test_gradients_of_other_weights_than_the_forwards_are_refused(found, case):
     assert all(
         "modified by an inplace operation" in rank["changed"][0] for rank in found
     )  # torch's own, without replicas
+
+
+def test_where_the_weights_of_one_rank_changed_all_are_told(found):
+    for rank in found:
+        assert "between a forward and its backward pass (those of rank 0), and" in rank["refused_for_one"][1]
 
 
 def test_weights_that_were_put_in_and_back_count_as_the_same(found):

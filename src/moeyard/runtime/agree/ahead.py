@@ -8,7 +8,7 @@ digest rides with the next counts before anything is sent by it.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +21,8 @@ from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.watcher import Watcher
 
 RECORDS = 4  # calls of a layer that its next plan looks back on
-REPLAYS = 64  # calls of a layer whose recomputation finds the placement again
+REPLAYS = 64  # calls of a layer whose recomputation finds the placement again, beside those whose backward is to come
+FLYING = 65536  # of the latter: more, and it never comes
 
 
 class Coming(NamedTuple):
@@ -31,9 +32,18 @@ class Coming(NamedTuple):
     gather: Any
     digest: int
     scheduler: str
+    width: int  # elements of an expert, for which the exchanges are
 
 
 Planner = Callable[[Sequence[Demand]], Coming]
+
+
+@dataclass
+class _Flying:
+    """Calls with the same counts whose backward is to come."""
+
+    placement: Placement
+    calls: int = 0
 
 
 @dataclass
@@ -42,9 +52,40 @@ class _Site:
 
     history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
     coming: Future[Coming] | None = None
-    used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)  # by counts
-    flying: Counter[int] = field(default_factory=Counter)  # calls by counts whose backward is to come
+    used: OrderedDict[int, Placement] = field(
+        default_factory=OrderedDict
+    )  # by counts; those that fly are not here
+    flying: OrderedDict[int, _Flying] = field(default_factory=OrderedDict)  # the same
     crossed: bool = False
+
+    def serve(self, key: int, placement: Placement) -> None:
+        """Calls with these counts are served so from now on."""
+        if key in self.flying:
+            self.flying[key].placement = placement
+            return
+        self.used[key] = placement
+        self.used.move_to_end(key)
+        while len(self.used) > REPLAYS:
+            self.used.popitem(last=False)
+
+    def found(self, key: int) -> Placement | None:
+        return self.flying[key].placement if key in self.flying else self.used.get(key)
+
+    def fly(self, key: int) -> None:
+        if key not in self.flying:
+            self.flying[key] = _Flying(self.used.pop(key))
+        self.flying[key].calls += 1
+        while len(self.flying) > FLYING:
+            self.land(next(iter(self.flying)), whole=True)
+
+    def land(self, key: int, *, whole: bool = False) -> None:
+        """One of its calls; `whole`: all of them."""
+        one = self.flying.get(key)
+        if one is not None:
+            one.calls -= 1
+            if whole or one.calls == 0:
+                del self.flying[key]
+                self.serve(key, one.placement)
 
 
 class Forecasts:
@@ -89,11 +130,8 @@ class Forecasts:
 
     def seen(self, site: int, demand: Demand, used: Placement, plan: Planner) -> None:
         """A call of this site, served by `used`; its next one is planned from the next `start` on."""
-        one, key = self.note(site, demand), _key(demand)
-        one.used[key] = used
-        one.used.move_to_end(key)
-        while len(one.used) > REPLAYS:
-            one.flying.pop(one.used.popitem(last=False)[0], None)  # forwards whose backward never came
+        one = self.note(site, demand)
+        one.serve(_key(demand), used)
         if self._last is not None:
             self._after[self._last] = site
         self._last = site
@@ -132,30 +170,28 @@ class Forecasts:
     def replay(self, site: int, demand: Demand) -> Placement | None:
         """What served this demand before: a recomputed forward must be served alike."""
         one = self._sites.get(site)
-        return None if one is None else one.used.get(_key(demand))
+        return None if one is None else one.found(_key(demand))
 
     def alike(self, site: int, demand: Demand) -> Placement | None:
         """What must serve this demand, since it serves a call whose backward is still to come: a recomputation tells calls apart by their
         counts alone. None: nothing."""
         one, key = self._sites.get(site), _key(demand)
-        return one.used.get(key) if one is not None and key in one.flying else None
+        return one.flying[key].placement if one is not None and key in one.flying else None
 
     def flies(self, site: int, demand: Demand) -> Callable[[], None]:
         """A call with this demand has gradients. To be called when its backward comes to it, on every rank at the same point.
 
         Calls without do not count. Those of a reentrant checkpoint are computed anew as a whole, served by whom it may be."""
-        one, key = self._sites.get(site), _key(demand)
-        if one is None or key not in one.used:
+        one, key, landed = self._sites.get(site), _key(demand), False
+        if one is None or one.found(key) is None:
             return lambda: None
-        flying, landed = one.flying, False  # what is forgotten lands there
-        flying[key] += 1
+        one.fly(key)
+        flock = one.flying  # what is forgotten lands nowhere
 
         def lands() -> None:  # a second backward through the same graph changes nothing
             nonlocal landed
-            if not landed and flying[key] > 1:
-                flying[key] -= 1
-            elif not landed:
-                flying.pop(key, None)
+            if not landed and one.flying is flock:
+                one.land(key)
             landed = True
 
         return lands
@@ -163,8 +199,9 @@ class Forecasts:
     def forget(self) -> None:
         """The options or the network changed; past counts stay true, plans do not. Every rank does this between the same calls."""
         for one in self._sites.values():
-            one.coming = None
-            one.flying = Counter()
+            one.coming, flying, one.flying = None, one.flying, OrderedDict()
+            for key, calls in flying.items():
+                one.serve(key, calls.placement)
         self._seen.clear()
         self._last = None
 

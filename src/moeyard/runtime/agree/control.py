@@ -19,7 +19,7 @@ from moeyard.runtime.faults.flaws import Flaw
 from moeyard.runtime.faults.verdict import PLAN
 
 # The frame that every call gathers. Fields before `flaw` must be equal on all ranks.
-FIELDS = ("kind", "call", "config", "history", "row_bytes", "dtype", "grad", "site", "length", "homes")
+FIELDS = ("kind", "call", "config", "site", "history", "row_bytes", "dtype", "grad", "length", "homes")
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = (
@@ -96,11 +96,11 @@ class Control:
             KINDS.index(frame.kind),
             frame.call,
             frame.config,
+            frame.site,
             frame.history,
             frame.row_bytes,
             frame.dtype,
             frame.grad,
-            frame.site,
             n,
             frame.homes,
             flaw.code,

@@ -66,31 +66,35 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A layer that was called before; it may be gone."""
+    """A layer that was called before; it may be gone. Its parameters are known by name: torch swaps no tensor that somebody refers to."""
 
     name: str
-    stacks: tuple[weakref.ref[torch.Tensor], ...]
     dtype: torch.dtype
     owner: weakref.ref[nn.Module] | None
+    names: tuple[str, ...]  # of an owner's parameters
+    stacks: tuple[weakref.ref[torch.Tensor], ...]  # where there is no owner
 
     @classmethod
     def of(cls, layer: Layer) -> _Known:
-        owner = None if layer.owner is None else weakref.ref(layer.owner)
-        return cls(layer.name, tuple(weakref.ref(one) for one in layer.stacks), layer.dtype, owner)
+        if layer.owner is None:
+            refs = tuple(weakref.ref(one) for one in layer.stacks)
+            return cls(layer.name, layer.dtype, None, (), refs)
+        held = layer.owner._parameters.items()
+        names = [next((name for name, one in held if one is stack), "") for stack in layer.stacks]
+        return cls(layer.name, layer.dtype, weakref.ref(layer.owner), tuple(names), ())
 
     def layer(self, site: int) -> Layer | None:
         """None if its stacks are not there now: gone, made anew at every call (adapters); or FSDP2's, which frees them between calls and
         fills them on a stream of its own, and takes their gradients when the layer's own backward is done."""
-        stacks = [one() for one in self.stacks]
         owner = None if self.owner is None else self.owner()
-        if any(one is None for one in stacks) or (self.owner is not None and owner is None):
-            return None
-        if owner is not None and (
-            by_fsdp(owner)
-            or not all(any(one is held for held in owner._parameters.values()) for one in stacks)
-        ):
-            return None
+        stacks: list[torch.Tensor | None]
+        if owner is not None:
+            stacks = [] if by_fsdp(owner) else [owner._parameters.get(name) for name in self.names]
+        else:
+            stacks = [one() for one in self.stacks]
         there = [one for one in stacks if one is not None]
+        if not there or len(there) < len(stacks):
+            return None
         return Layer(site, self.name, there, self.dtype, owner=owner)
 
 
@@ -107,6 +111,9 @@ class _Begun:
         return hosted.seen.replaced(stacks) or hosted.changed()
 
 
+STALE, ALONE = 1, 2  # what a rank tells with its counts: what was begun may be old; it cannot begin the next
+
+
 class Call:
     """One call of a layer on a yard that plans ahead."""
 
@@ -116,10 +123,10 @@ class Call:
         self.again = recomputing()
         self._begun: _Begun | None = None
         self._coming: Coming | None = None
-        self._next: tuple[int, Coming] | None = None
+        self._next: tuple[Layer, Coming] | None = None
 
     def opened(self) -> tuple[int, int]:
-        """(1 if what was begun for this call may be old, a digest of the plans in use): both ride with the counts."""
+        """(STALE, ALONE or both, a digest of the plans in use): both ride with the counts."""
         if self.again:
             return 0, 0
         forecasts, workspace = self.yard.forecasts, self.yard.workspace
@@ -128,8 +135,15 @@ class Call:
             self._coming = None  # homes have moved since
         after = forecasts.after(self.layer.site)
         coming = None if after is None else forecasts.coming(after)
-        if after is not None and coming is not None:
-            self._next = after, coming
+        wanted = (
+            after is not None
+            and after > self.layer.site
+            and coming is not None
+            and coming.placement.copies > 0
+        )
+        if after is not None and coming is not None and wanted:
+            layer = _there(self.yard, after, coming)
+            self._next = None if layer is None else (layer, coming)
         begun, workspace.begun = workspace.begun, None
         if (
             begun is not None
@@ -139,24 +153,29 @@ class Call:
             self._begun = begun
         stale = self._begun is not None and self._begun.stale(self.layer.stacks)
         digests = [one.digest for one in (self._coming, coming) if one is not None]
-        return int(stale), small_digest(*digests) if digests else 0
+        told = STALE * stale + ALONE * (wanted and self._next is None)
+        return told, small_digest(*digests) if digests else 0
 
     @property
     def scheduler(self) -> str | None:
         """Chosen ahead for the rows of this call; None: as the options say."""
         return None if self._coming is None else self._coming.scheduler
 
-    def hosts(self, demand: Demand, stale: bool) -> tuple[Placement, Ahead | None]:
-        """Who serves this call, and the gather that was begun for it."""
+    def hosts(self, demand: Demand, told: int) -> tuple[Placement, Ahead | None]:
+        """Who serves this call, and the gather that was begun for it. told: by any rank."""
+        if told & ALONE:
+            self._next = None
         if self.again:
             found = self.yard.forecasts.replay(self.layer.site, demand)
-            return found or self._planned_now(demand), None
+            if found is None or (found.home_E != self.home_E).any():
+                found = self._planned_now(demand)  # a forward of its own inside a backward pass
+            return found, None
         before = self.yard.forecasts.alike(self.layer.site, demand)
         if before is not None and (before.home_E == self.home_E).all() and not self._comes(before):
             return before, None
         if self._coming is None:
             return self._planned_now(demand), None
-        return self._coming.placement, None if self._begun is None or stale else self._begun.ahead
+        return self._coming.placement, None if self._begun is None or told & STALE else self._begun.ahead
 
     def _comes(self, placement: Placement) -> bool:
         return self._coming is not None and bool(
@@ -179,7 +198,7 @@ class Call:
         workspace.known[layer.site] = _Known.of(layer)
         way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
-        if self._next is not None and self._next[0] > layer.site:
+        if self._next is not None:
             begin(yard, *self._next)
         return begun
 
@@ -204,7 +223,7 @@ class _Planner:
             _ = plan.forward, plan.backward  # lowered here, not when they are needed
         scheduler = self._scheduler(history[-1], placement)
         digest = small_digest(copies.digest, all_plans(plans), scheduler)
-        return Coming(placement, Way(copies, cut, plans), digest, scheduler)
+        return Coming(placement, Way(copies, cut, plans), digest, scheduler, self.width)
 
     def _scheduler(self, demand: Demand, placement: Placement) -> str:
         """Who would schedule the newest record's rows best: to choose takes ten times as long as to schedule, and counts drift slowly."""
@@ -216,14 +235,17 @@ class _Planner:
         return schedule(self.cluster, traffic, "auto").scheduler
 
 
-def begin(yard: Hosts, site: int, coming: Coming) -> None:
-    """Start the gather of a layer's next call. Every rank comes here at the same point."""
+def _there(yard: Hosts, site: int, coming: Coming) -> Layer | None:
+    """A layer whose gather can begin; None: it is not there now, or not as it was when that was planned."""
     known = yard.workspace.known.get(site)
     layer = None if known is None else known.layer(site)
-    if layer is None or coming.placement.copies == 0:
-        return
+    return layer if layer is not None and layer.width == coming.width else None
+
+
+def begin(yard: Hosts, layer: Layer, coming: Coming) -> None:
+    """Start the gather of a layer's next call. Every rank comes here at the same point."""
     with unseen():
-        hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, site)
+        hosted = Hosted(yard, coming.gather, layer.stacks, layer.dtype, layer.name, layer.site)
         yard.workspace.begun = _Begun(Ahead(hosted, layer.stacks), coming)
 
 
@@ -234,8 +256,9 @@ def begin_forward(yard: Hosts) -> None:
         return
     first = yard.forecasts.first()
     coming = None if first is None else yard.forecasts.coming(first)
-    if first is not None and coming is not None:
-        begin(yard, first, coming)
+    layer = None if first is None or coming is None else _there(yard, first, coming)
+    if layer is not None and coming is not None and coming.placement.copies:
+        begin(yard, layer, coming)
 
 
 def next_step(yard: Hosts) -> StepPlan | None:

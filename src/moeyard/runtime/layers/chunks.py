@@ -96,7 +96,8 @@ def through_experts(
     done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
     y = done[0] if count == 1 else torch.cat(done)
     yard.forecasts.start()
-    if y.requires_grad and not recomputing():
+    # Told by what all ranks have agreed on: a router that alone wants gradients may on one of them.
+    if y.requires_grad and (x_TD.requires_grad or layer.trains) and not recomputing():
         lands = yard.forecasts.flies(layer.site, demand)
         y.register_hook(lambda _: lands())  # type: ignore[no-untyped-call]
     return y

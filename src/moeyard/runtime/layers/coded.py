@@ -116,7 +116,7 @@ class Coded:
         self.errand = None
         if self.chain.job is not None and (self.codec.exact or not fresh):
             self.chain.job.wait()  # what it leaves with the receivers is looked at here
-        if not wanted or (not fresh and len(current) == len(wanted) and not self._strayed(current, master)):
+        if not wanted or (not fresh and not self._other(wanted.keys() - current, current, master)):
             return
         anchors = frozenset(wanted.keys() - current)
         versions = {e: links[e].version + 1 if e in current else 0 for e in wanted}
@@ -137,20 +137,24 @@ class Coded:
         mean = plan_mean(self.yard, self._cut()) if self.codec.shares else None
         self.errand = Errand(anchors, versions, cut, size, plans, verdict, encoded, here, mean)
 
-    def _strayed(self, experts: set[int], master: Master) -> bool:
-        """Whether a master is not what its receivers were told of last: another forward, with other weights, may have come between.
-        Only homes see it, so all ranks ask one another."""
-        own = filter(self._home, sorted(experts))
-        here = any(self.chain.seen.get(expert) != number_of(master(expert)) for expert in own)
-        strayed = bool(self.yard.agree("masters", [int(here)]).any())
-        if strayed and not self.codec.exact:
+    def _other(self, dropped: set[int], current: set[int], master: Master) -> bool:
+        """Whether receivers have to be told once more what the forward told them: another one, with other receivers or other weights, may have
+        come between. With what loses bits they are not told quite the same."""
+        other = bool(dropped) or self._strayed(current, master)
+        if other and not self.codec.exact:
             warnings.warn(
-                f"layer {self.site - 1}: other weights were gathered between a forward and its backward pass; with codec "
+                f"layer {self.site - 1}: other experts or other weights were gathered between a forward and its backward pass; with codec "
                 f"{self.codec.kind}:{self.codec.number} the backward's replicas are near the forward's, not the same: run the "
                 "backward pass first, or use codec='lossless'",
                 stacklevel=2,
             )
-        return strayed
+        return other
+
+    def _strayed(self, experts: set[int], master: Master) -> bool:
+        """Whether a master is not what its receivers were told of last. Only homes see it, so all ranks ask one another."""
+        own = filter(self._home, sorted(experts))
+        here = any(self.chain.seen.get(expert) != number_of(master(expert)) for expert in own)
+        return bool(self.yard.agree("masters", [int(here)]).any())
 
     def _wanted(self) -> dict[int, tuple[int, frozenset[int]]]:
         home = self.copies.placement.home_E

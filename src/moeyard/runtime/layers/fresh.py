@@ -25,8 +25,8 @@ class Seen:
     """Parameters of which a gather takes a copy, in `dtype`."""
 
     def __init__(self, stacks: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        self._stacks, self._dtype = tuple(stacks), dtype
-        self._trained = [one.requires_grad for one in stacks]
+        self.stacks, self._dtype = tuple(stacks), dtype
+        self._kinds = _kinds(stacks)
         self._marks: list[Mark] = []
 
     def took(self, copies: Sequence[torch.Tensor]) -> None:
@@ -35,15 +35,19 @@ class Seen:
 
     def changed(self) -> bool:
         """Whether they are other than what was taken. On CUDA it waits for the device, as whoever counts rows does anyway."""
-        now = _marks(self._stacks, self._dtype)
+        now = _marks(self.stacks, self._dtype)
         return not all(_same(a, b) for a, b in zip(self._marks, now, strict=True))
 
     def replaced(self, stacks: Sequence[torch.Tensor]) -> bool:
-        """Whether others are in their place, or they are trained where they were not: gradients would go astray."""
-        same = len(stacks) == len(self._stacks) and all(
-            a is b for a, b in zip(stacks, self._stacks, strict=True)
+        """Whether others are in their place, of another dtype or shape, or trained where they were not: gradients would go astray."""
+        same = len(stacks) == len(self.stacks) and all(
+            a is b for a, b in zip(stacks, self.stacks, strict=True)
         )
-        return not same or [one.requires_grad for one in stacks] != self._trained
+        return not same or _kinds(stacks) != self._kinds
+
+
+def _kinds(stacks: Sequence[torch.Tensor]) -> list[tuple[bool, torch.dtype, torch.Size]]:
+    return [(one.requires_grad, one.dtype, one.shape) for one in stacks]
 
 
 Mark = int | torch.Tensor  # a number, or where it would have to be waited for, sums on the device

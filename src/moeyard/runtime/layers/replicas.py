@@ -67,7 +67,6 @@ class Hosted:
         self.yard, self.name, self.dtype, self.site = yard, name, dtype, site
         self.copies, self.cut, self.plans = way
         self.placement = self.copies.placement
-        self.parameters = [parameter.detach() for parameter in parameters]
         self.width = sum(_width(parameter) for parameter in parameters)
         self.weights: list[torch.Tensor] = []
         codec = codec_of(yard.options.codec, site - 1)
@@ -79,15 +78,17 @@ class Hosted:
         self._reduce: Job | None = None
         self._sums: list[torch.Tensor] = []
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Where they are now: `.data` may have put them in other memory since."""
+        return [one.detach() for one in self.seen.stacks]
+
     # there
 
     def begin(self) -> None:
         """Start the gather. Every rank of the yard comes here at the same point."""
-        if self._gather is not None and self.changed():
-            raise InvalidModel(
-                f"{self.name}: its experts were changed between a forward and its backward pass, and the replicas that the forward used "
-                f"are gone; run the backward pass before the optimizer's step, or plan without replicas (planner='static')"
-            )
+        if self._gather is not None:
+            self._refuse_changed()
         workspace, copies, dtype = self.yard.workspace, self.copies, self.dtype
         self.turn = workspace.next_turn()
         self.slot = workspace.slot(self.site, self.turn)
@@ -104,6 +105,16 @@ class Hosted:
         self._gather = self.yard.behind.submit(lambda carry: self._fill(carry, source))
         if self.coded is not None:
             self.coded.chain.job = self._gather
+
+    def _refuse_changed(self) -> None:
+        """An error on every rank if one finds its own experts changed since the forward."""
+        changed = self.yard.agree("masters", [int(self.changed())])[:, 0]
+        if changed.any():
+            raise InvalidModel(
+                f"{self.name}: its experts were changed between a forward and its backward pass (those of rank "
+                f"{', '.join(map(str, np.flatnonzero(changed)))}), and the replicas that the forward used are gone; run the backward pass "
+                f"before the optimizer's step, or plan without replicas (planner='static')"
+            )
 
     def changed(self) -> bool:
         """Whether the parameters, cast, are not what the gather took, bit by bit."""

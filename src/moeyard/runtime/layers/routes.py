@@ -84,14 +84,14 @@ def plan_routes(
     call, looked = None, once is not None and crossing.looked_for(yard, layer.site)
     if layer.stacks and placement is None and yard.options.plans_ahead:
         call = Call(yard, layer, home_E, row_bytes, choices)
-    stale, ahead = (0, 0) if call is None else call.opened()
+    told, ahead = (0, 0) if call is None else call.opened()
     parts = [count(one, num_experts, looked) for one in top_k_index.tensor_split(chunks)]
     known = looked and placement is None and yard.options.planner == "static"  # no replicas
     telling = [] if not known else parts if choose is None else [together(parts)]
     crossed = crossing.cross_at_home(yard, home_E, telling)
     values = yard.agree(
         "dispatch",
-        np.concatenate([*(part.rows_E for part in parts), [stale], *map(crossing.told, crossed)]),
+        np.concatenate([*(part.rows_E for part in parts), [told], *map(crossing.told, crossed)]),
         **about(x_TD, layer, row_bytes, bool(once and once.grad)),
         homes=small_digest(
             np.asarray(home_E, np.int64), None if placement is None else placement.hosts_ER, choices
@@ -103,7 +103,7 @@ def plan_routes(
     rows_CRE = values[:, :counted].reshape(yard.size, chunks, num_experts).transpose(1, 0, 2)
     demand, begun = Demand(rows_CRE.sum(axis=0)), None
     if call is not None:
-        hosts, begun = call.hosts(demand, bool(values[:, counted].any()))
+        hosts, begun = call.hosts(demand, int(np.bitwise_or.reduce(values[:, counted])))
     else:
         hosts = placement or _hosts_now(yard, layer, demand, home_E, choices)
     job = _Job(yard, hosts, row_bytes, None if call is None else call.scheduler)
@@ -115,8 +115,8 @@ def plan_routes(
     if crosses and not looked:  # as the last call of this layer did not
         parts = [count(one, num_experts, True) for one in top_k_index.tensor_split(len(parts))]
     parts, rows_CRE = job.within(most, parts, rows_CRE, top_k_index, crosses)
-    told = _Crossed(crosses, crossed, values[:, counted + 1 :])
-    routes = job.routes(top_k_index, parts, rows_CRE, demand, served, told)
+    across = _Crossed(crosses, crossed, values[:, counted + 1 :])
+    routes = job.routes(top_k_index, parts, rows_CRE, demand, served, across)
     if call is not None:
         begun = call.served(demand, hosts, begun)
     return [replace(route, begun=begun) for route in routes]
