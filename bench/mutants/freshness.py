@@ -13,7 +13,7 @@ FRESHNESS = [
     Mutant(
         "a gather begun for a frozen layer serves one that is trained",
         "runtime/layers/fresh.py",
-        "return not same or _kinds(stacks) != self._kinds",
+        "return not same or _kinds(stacks) != self.kinds",
         "return not same",
         f"{_NUMBERS}[unfrozen]",
     ),
@@ -90,7 +90,7 @@ FRESHNESS = [
     Mutant(
         "calls whose backward is to come are forgotten",
         "runtime/agree/ahead.py",
-        "FLYING = 65536",
+        "FLYING = 1024",
         "FLYING = 0",
         f"{_NUMBERS}[many_between]",
     ),
@@ -100,6 +100,20 @@ FRESHNESS = [
         "if told & ALONE:",
         "if False:",
         f"{_NUMBERS}[collected_by_one]",
+    ),
+    Mutant(
+        "one rank alone begins a forward",
+        "runtime/layers/ahead.py",
+        "if layer is not None and not alone:",
+        "if layer is not None:",
+        f"{_NUMBERS}[begun_by_one]",
+    ),
+    Mutant(
+        "calls whose weights cross with the rows are forgotten",
+        "runtime/layers/chunks.py",
+        "or layer.trains or (once is not None and once.grad)",
+        "or layer.trains",
+        f"{_FRESH}::test_a_router_whose_weights_cross_with_the_rows_is_recomputed_as_it_was",
     ),
     Mutant(
         "a rank whose weights changed tells nobody",

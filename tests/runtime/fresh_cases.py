@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from bench import replica_training as training
 from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
 from odd_cases import (
+    begun_by_one,
     collected_by_one,
     many_between,
     moved_between,
@@ -42,7 +43,7 @@ def everything(rank, world):
         for case in (
             unfrozen, skipped, other_model, not_stepped, inferred, whole_by_fsdp, taught, clamped, written_by_one, swapped, evaluated_in_turn, served_apart,
             closed_over, not_taken, read_meanwhile, changed, changed_fused, changed_and_dropped, changed_by_closure,
-            put_back_elsewhere, moved_between, many_between, router_alone, replaced_by_one, collected_by_one, refused_for_one,
+            put_back_elsewhere, moved_between, many_between, router_alone, replaced_by_one, collected_by_one, begun_by_one, refused_for_one,
         ):  # fmt: skip
             found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
         found["begun"] = _tried(yard, REPLICAS, begun, rank)

@@ -9,7 +9,8 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from bench.replica_training import HIDDEN, Turning
+from bench import replica_training as training
+from bench.replica_training import HIDDEN, NONE, REPLICAS, Turning
 from torch.utils.checkpoint import checkpoint
 
 import moeyard as my
@@ -17,6 +18,10 @@ import moeyard.runtime as yr
 from moeyard.runtime.agree import ahead
 
 EXPERTS = 4
+
+
+def prepare():
+    training.prepare(4)
 
 
 def put_back_elsewhere(layers, x, yard):
@@ -171,6 +176,82 @@ def collected_by_one(layers, x, yard):
                     gc.collect()
     finally:
         gc.enable()
+    return found
+
+
+def begun_by_one(layers, x, yard):
+    """A whole model's forward is begun where the one before was dropped, and one rank alone has collected it."""
+    found = []
+    gc.disable()
+    try:
+        for seed in (0, 7):
+            model = torch.nn.ModuleList(
+                yr.MoELayer(
+                    HIDDEN,
+                    HIDDEN,
+                    EXPERTS,
+                    1,
+                    yard,
+                    router=Turning(i, EXPERTS),
+                    seed=seed,
+                    dtype=torch.float64,
+                )
+                for i in range(2)
+            )
+            for step in range(4):
+                _turn(model, step)
+                yr.begin_forward(yard)
+                with torch.no_grad():
+                    found.append(_loss(model, x).item())
+            model.circle = [model]
+            model = None
+            if dist.get_rank() == 0:
+                gc.collect()
+    finally:
+        gc.enable()
+    return found
+
+
+class _Weighed(torch.nn.Module):
+    """Chooses what it is told, with weights that are trained."""
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.index = [[0, 1]] * tokens
+        self.weights = torch.nn.Parameter(
+            torch.linspace(0.5, 1.5, 2 * tokens, dtype=torch.float64).view(-1, 2)
+        )
+
+    def forward(self, x):
+        weights = self.weights * 1.0
+        return yr.RouterState(weights, torch.tensor(self.index), weights)
+
+
+def weights_that_cross(rank, world):
+    """Rows cross to a node once, their weights with them, and the router alone is trained: without replicas, and with."""
+    few, many = [[0, 1]] * 10 + [[1, 5]] * 6, [[6, 7]] * 10 + [[7, 1]] * 6
+    x = torch.randn(16, HIDDEN, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    found = []
+    with yr.Yard(cluster=training.cluster_of(world), scheduler="direct", timeout=30, dedup=True) as yard:
+        for options in (NONE, REPLICAS):
+            yard.choose(**options)
+            layer = yr.MoELayer(
+                HIDDEN, HIDDEN, 8, 2, yard, router=_Weighed(len(x)), seed=3, dtype=torch.float64
+            )
+            layer.gate_up.requires_grad_(False)
+            layer.down.requires_grad_(False)
+
+            def run(given, index, layer=layer):
+                layer.router.index = index
+                return _loss([layer], given)
+
+            with torch.no_grad():
+                for _ in range(4):
+                    run(x, few)
+            losses = [checkpoint(run, x.clone(), many, use_reentrant=False) for _ in range(6)]
+            for loss in losses:
+                loss.backward()
+            found.append([loss.item() for loss in losses] + _norms(layer))
     return found
 
 

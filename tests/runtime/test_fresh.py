@@ -40,6 +40,7 @@ def found():
         "router_alone",
         "replaced_by_one",
         "collected_by_one",
+        "begun_by_one",
         "put_back_elsewhere, coded",
         "evaluated_between, coded",
         "evaluated_between_again, coded",
@@ -69,6 +70,12 @@ def test_gradients_of_other_weights_than_the_forwards_are_refused(found, case):
     assert all(
         "modified by an inplace operation" in rank["changed"][0] for rank in found
     )  # torch's own, without replicas
+
+
+def test_a_router_whose_weights_cross_with_the_rows_is_recomputed_as_it_was():
+    for without, with_replicas in launch("odd_cases:weights_that_cross", 4, 100):
+        assert with_replicas == pytest.approx(without, rel=1e-9)
+        assert max(without) > 0
 
 
 def test_where_the_weights_of_one_rank_changed_all_are_told(found):

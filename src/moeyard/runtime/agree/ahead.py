@@ -22,7 +22,7 @@ from moeyard.runtime.agree.watcher import Watcher
 
 RECORDS = 4  # calls of a layer that its next plan looks back on
 REPLAYS = 64  # calls of a layer whose recomputation finds the placement again, beside those whose backward is to come
-FLYING = 65536  # of the latter: more, and it never comes
+FLYING = 1024  # of the latter: more, and it never comes
 
 
 class Coming(NamedTuple):

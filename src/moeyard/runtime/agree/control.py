@@ -23,7 +23,7 @@ FIELDS = ("kind", "call", "config", "site", "history", "row_bytes", "dtype", "gr
 HEAD = len(FIELDS) + 3
 DIRECT = 32  # ranks that gather all to all
 KINDS = (
-    "all_to_all_single", "dispatch", "parts", "replicas", PLAN, "statistics", "crossing", "sizes", "masters",
+    "all_to_all_single", "dispatch", "parts", "replicas", PLAN, "statistics", "crossing", "sizes", "masters", "first",
 )  # fmt: skip
 DTYPES: dict[torch.dtype, int] = {
     dtype: i

@@ -256,8 +256,13 @@ def begin_forward(yard: Hosts) -> None:
         return
     first = yard.forecasts.first()
     coming = None if first is None else yard.forecasts.coming(first)
-    layer = None if first is None or coming is None else _there(yard, first, coming)
-    if layer is not None and coming is not None and coming.placement.copies:
+    if first is None or coming is None or coming.placement.copies == 0:
+        return
+    layer = _there(yard, first, coming)
+    alone = yard.agree(
+        "first", [int(layer is None)]
+    ).any()  # a model that was dropped may be there still on one of them
+    if layer is not None and not alone:
         begin(yard, layer, coming)
 
 

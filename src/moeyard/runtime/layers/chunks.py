@@ -96,8 +96,9 @@ def through_experts(
     done = (_in_turn if hidden else _one_by_one)(yard, parts, gathered, compute, out)
     y = done[0] if count == 1 else torch.cat(done)
     yard.forecasts.start()
-    # Told by what all ranks have agreed on: a router that alone wants gradients may on one of them.
-    if y.requires_grad and (x_TD.requires_grad or layer.trains) and not recomputing():
+    # Told by what all ranks have agreed on: a router whose weights stay here may want gradients on one of them alone.
+    agreed = x_TD.requires_grad or layer.trains or (once is not None and once.grad)
+    if y.requires_grad and agreed and not recomputing():
         lands = yard.forecasts.flies(layer.site, demand)
         y.register_hook(lambda _: lands())  # type: ignore[no-untyped-call]
     return y

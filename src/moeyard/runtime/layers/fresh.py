@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +26,7 @@ class Seen:
 
     def __init__(self, stacks: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         self.stacks, self._dtype = tuple(stacks), dtype
-        self._kinds = _kinds(stacks)
+        self.kinds = _kinds(stacks)
         self._marks: list[Mark] = []
 
     def took(self, copies: Sequence[torch.Tensor]) -> None:
@@ -43,11 +43,19 @@ class Seen:
         same = len(stacks) == len(self.stacks) and all(
             a is b for a, b in zip(stacks, self.stacks, strict=True)
         )
-        return not same or _kinds(stacks) != self._kinds
+        return not same or _kinds(stacks) != self.kinds
 
 
-def _kinds(stacks: Sequence[torch.Tensor]) -> list[tuple[bool, torch.dtype, torch.Size]]:
-    return [(one.requires_grad, one.dtype, one.shape) for one in stacks]
+class Kind(NamedTuple):
+    """What a stack was when it was seen: its memory may be gone for a while (offloading)."""
+
+    trained: bool
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+def _kinds(stacks: Sequence[torch.Tensor]) -> list[Kind]:
+    return [Kind(one.requires_grad, one.dtype, one.shape) for one in stacks]
 
 
 Mark = int | torch.Tensor  # a number, or where it would have to be waited for, sums on the device

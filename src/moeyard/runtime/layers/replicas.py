@@ -171,9 +171,9 @@ class Hosted:
 
     def _apart(self, experts: torch.Tensor) -> list[torch.Tensor]:
         """[expert, width] as the stacks have it."""
-        sizes = [_width(one) for one in self.parameters]
-        parts = torch.split(experts, sizes, dim=1)
-        return [part.reshape(-1, *one.shape[1:]) for part, one in zip(parts, self.parameters, strict=True)]
+        shapes = [kind.shape[1:] for kind in self.seen.kinds]
+        parts = torch.split(experts, [math.prod(shape) for shape in shapes], dim=1)
+        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     # and back
 
@@ -204,8 +204,8 @@ class Hosted:
                 total.index_add_(0, into, part.to(wide))
         home = self._index(np.searchsorted(copies.summed, copies.kept))
         self._sums = [
-            total.index_select(0, home).to(parameter.dtype)
-            for total, parameter in zip(totals, self.parameters, strict=True)
+            total.index_select(0, home).to(kind.dtype)
+            for total, kind in zip(totals, self.seen.kinds, strict=True)
         ]
 
     def _leaving(
