@@ -163,16 +163,9 @@ def _message_by_message(cluster: Cluster, table: IntArray, stages: Stages, row_b
     ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
     at = np.stack((np.full(len(stage), -1), src, dst, port_MH[:, 0], port_MH[:, 1]))
     wire = Wire(
-        ptr,
-        at,
-        solo,
-        latency,
-        np.empty(len(stage)),
-        len(links),
-        stages.scale_out.copy(),
-        np.zeros(len(stages), bool),
+        ptr, at, solo, latency, np.empty(len(stage)), len(links), stages.scale_out.copy(), np.zeros(len(stages), bool),
         *_NO_LANES,
-    )
+    )  # fmt: skip
     return float(listed_seconds(stages.after_ptr, stages.after, wire, cluster.num_ranks, law))
 
 

@@ -388,12 +388,17 @@ def test_time_goes_on_when_a_small_message_is_nearly_through_late():
     assert estimate(cluster, made) == pytest.approx(my.simulate(cluster, made).makespan, rel=0.1)
 
 
+def eight_nodes(name, kind, loss, mb):
+    """The form of made traffic between eight nodes of eight ranks."""
+    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
+    return my.schedule(cluster, my.workload(kind, 64, mb=mb, seed=1), name).form
+
+
 @pytest.mark.parametrize("name", ["rails", "waves", "shunt", "spread"])
 @pytest.mark.parametrize("kind", ["sparse:0.1", "zipf-pairs:0.9", "hot"])
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_node_by_node_is_near_lane_by_lane(name, kind, loss):
-    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
-    form = my.schedule(cluster, my.workload(kind, 64, mb=64, seed=1), name).form
+    form = eight_nodes(name, kind, loss, 64)
     assert estimate_lanes(form, fine=False) == pytest.approx(estimate_lanes(form), rel=0.06)
 
 
@@ -401,8 +406,7 @@ def test_node_by_node_is_near_lane_by_lane(name, kind, loss):
 @pytest.mark.parametrize("kind", ["sparse:0.1", "zipf-pairs:0.9", "zipf:0.9"])
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_what_cannot_stay_below_the_limit_is_told_roughly_and_the_rest_exactly(name, kind, loss):
-    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(loss, 1, 2))
-    form = my.schedule(cluster, my.workload(kind, 64, mb=4, seed=1), name).form
+    form = eight_nodes(name, kind, loss, 4)
     seconds = estimate_lanes(form, fine=False)
     assert estimate_lanes(form, fine=False, limit=1.12 * seconds) == seconds
     roughly = estimate_lanes(form, fine=False, limit=0.5 * seconds)

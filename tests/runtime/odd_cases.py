@@ -155,10 +155,7 @@ def replaced_by_one(layers, x, yard):
 
 def collected_by_one(layers, x, yard):
     """A second model is dropped in a circle of references, and one rank alone has collected it."""
-    others = torch.nn.ModuleList(
-        yr.MoELayer(HIDDEN, HIDDEN, EXPERTS, 1, yard, router=Turning(i, EXPERTS), seed=7, dtype=torch.float64)
-        for i in range(2)
-    )
+    others = _model(yard, 7)
     others.circle = [others]
     found = []
     gc.disable()
@@ -185,19 +182,7 @@ def begun_by_one(layers, x, yard):
     gc.disable()
     try:
         for seed in (0, 7):
-            model = torch.nn.ModuleList(
-                yr.MoELayer(
-                    HIDDEN,
-                    HIDDEN,
-                    EXPERTS,
-                    1,
-                    yard,
-                    router=Turning(i, EXPERTS),
-                    seed=seed,
-                    dtype=torch.float64,
-                )
-                for i in range(2)
-            )
+            model = _model(yard, seed)
             for step in range(4):
                 _turn(model, step)
                 yr.begin_forward(yard)
@@ -278,6 +263,15 @@ def other_receivers(layers, x, yard):
         two.backward()
         one.backward()
         layers.zero_grad()
+
+
+def _model(yard, seed):
+    return torch.nn.ModuleList(
+        yr.MoELayer(
+            HIDDEN, HIDDEN, EXPERTS, 1, yard, router=Turning(i, EXPERTS), seed=seed, dtype=torch.float64
+        )
+        for i in range(2)
+    )
 
 
 def _loss(layers, x, again=None):

@@ -15,8 +15,8 @@ from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.lanes import (
+    AT_ONCE,
     MANY_NODES,
-    TOGETHER,
     WORTH,
     Best,
     Candidate,
@@ -153,7 +153,7 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     least = pairs.looks[1].at_once
     if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
-        least += TOGETHER * pairs.busiest * pairs.ratios.exposed
+        least += AT_ONCE * pairs.busiest * pairs.ratios.exposed
     yield "shot", least, lambda: shot_lanes(pairs)
 
 

@@ -13,7 +13,6 @@ from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
 from moeyard.kernels.cost.looks import BRIEF, least_in_waves
-from moeyard.kernels.cost.walk import WIDE
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.matchings import (
     groups_makespan,
@@ -40,7 +39,7 @@ class Best:
 
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
-TOGETHER = 0.12  # the same of the busiest node's, if all go at once
+AT_ONCE = 0.12  # the same of the busiest node's, if all go at once
 MANY_NODES = (
     8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
 )
@@ -180,7 +179,7 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
     # Several at once share one latency and cost contention: the best trade of the two.
     loss = max(cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
-    part = max(TOGETHER * busiest * group / (nodes - 1), EXPOSED * pairs.looks[1].longest)
+    part = max(AT_ONCE * busiest * group / (nodes - 1), EXPOSED * pairs.looks[1].longest)
     exposed = part * pairs.ratios.exposed
     if (
         group > 1
@@ -269,7 +268,7 @@ def cheapest(
     near = [one for one in every if one[0] <= CLOSE * least_found]
     if (
         len(near) > 1
-        and MANY_NODES <= form.pairs.cluster.nodes <= WIDE
+        and form.pairs.cluster.nodes >= MANY_NODES
         and form.pairs.loads.exact
         and _look_seconds(near) < EXCHANGES * (CLOSE - 1.0) * least_found
     ):

@@ -17,9 +17,8 @@ from moeyard.kernels.cost.share import Shared, share_all_from
 from moeyard.kernels.cost.times import new_clock, place_of, release
 from moeyard.kernels.cost.wire import DST, ENTERS, LANE, LEAVES, SRC, few_rows, lane_wire, stage_seconds
 
-WIDE = 16  # nodes up to which every rank may keep a time of its own
-MANY = 8192  # messages above which that is left out where `fine` is not asked for
-TOGETHER = 0.9  # times a walk as if messages of a stage started together: what it takes from their own starts, at least
+MANY = 8192  # messages above which their own starts are left out where `fine` is not asked for
+AT_LEAST = 0.9  # times a walk as if messages of a stage started together: what it takes from their own starts, at least
 APART = 0.02  # starts that differ by more than this of the longest message are followed one by one
 
 
@@ -120,7 +119,7 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine, limit):
     that it will not stay below `limit`, messages of a stage are left as if they started together, which takes up to a tenth longer."""
     nodes, per, nics = len(pairs.rows_NN), pairs.by_origin.shape[2], len(pairs.carrier_M)
     few = fine and few_rows(order.messages, nics)
-    wide = fine and nodes <= WIDE and loads.exact
+    wide = fine and loads.exact  # then every rank keeps a time of its own
     inside = inside_rows(order, pairs, loads, wide)
     wire = lane_wire(order, pairs, loads.slow_NN, prices, few, fine)
     clock = new_clock(wire, inside.owner_S, order.local_stage, nodes, per if wide or few else 1)
@@ -129,7 +128,7 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine, limit):
     each = fine or wire.ptr_S[-1] <= MANY  # messages that start apart are followed one by one
     first = each and limit == np.inf
     differ = _walk(order, clock, wire, shared, inside, local, prices, each, first)
-    if differ and not first and TOGETHER * clock.last[0] < limit:
+    if differ and not first and AT_LEAST * clock.last[0] < limit:
         _set_back(clock, local)
         _walk(order, clock, wire, shared, inside, local, prices, True, True)
     return clock.last[0]

@@ -63,13 +63,8 @@ def _scale_of(wire, t, s):
 @kernel
 def stage_seconds(wire, law, fine):
     """Fill wire.seconds_E and wire.crowded_S. Not `fine`: a wave is as the last one, longer or shorter."""
-    free, at, solo, seconds, latency = (
-        (0.0, law[1], law[2]),
-        wire.at,
-        wire.solo_E,
-        wire.seconds_E,
-        wire.latency_E,
-    )
+    at, solo, seconds, latency = wire.at, wire.solo_E, wire.seconds_E, wire.latency_E
+    free = (0.0, law[1], law[2])
     used = np.full(wire.ports, -1, np.int64)
     shared = -1
     for s in range(len(wire.ptr_S) - 1):

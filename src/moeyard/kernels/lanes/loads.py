@@ -10,7 +10,7 @@ from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.match import ORIGIN, POS, ROWS, SEQ, match, new_runs
 from moeyard.kernels.lanes.quotas import UNIT
 
-MANY_NODES = 16  # beyond, what is passed on is a like mix
+WIDE = 16  # nodes beyond which what is passed on is never known by place, so that no rank keeps a time of its own
 FEW_NODES = 4  # up to so many nodes, or if at most a quarter of the blocks have rows, what is passed on is known by place
 
 
@@ -35,7 +35,7 @@ class Loads(NamedTuple):
 @inner
 def _known_by_place(rows_RR, nodes):
     """Whether runs are few enough to be listed one by one."""
-    if nodes <= FEW_NODES or nodes > MANY_NODES:
+    if nodes <= FEW_NODES or nodes > WIDE:
         return nodes <= FEW_NODES
     blocks, ranks = 0, len(rows_RR)
     for r in range(ranks):

@@ -52,10 +52,9 @@ class _Site:
 
     history: deque[Demand] = field(default_factory=lambda: deque(maxlen=RECORDS))
     coming: Future[Coming] | None = None
-    used: OrderedDict[int, Placement] = field(
-        default_factory=OrderedDict
-    )  # by counts; those that fly are not here
-    flying: OrderedDict[int, _Flying] = field(default_factory=OrderedDict)  # the same
+    # By counts: calls that a recomputation may come back to, and those whose backward is to come.
+    used: OrderedDict[int, Placement] = field(default_factory=OrderedDict)
+    flying: OrderedDict[int, _Flying] = field(default_factory=OrderedDict)
     crossed: bool = False
 
     def serve(self, key: int, placement: Placement) -> None:
@@ -71,21 +70,21 @@ class _Site:
     def found(self, key: int) -> Placement | None:
         return self.flying[key].placement if key in self.flying else self.used.get(key)
 
-    def fly(self, key: int) -> None:
+    def fly(self, key: int) -> _Flying:
+        """A call more with these counts whose backward is to come."""
         if key not in self.flying:
             self.flying[key] = _Flying(self.used.pop(key))
-        self.flying[key].calls += 1
+        flying = self.flying[key]
+        flying.calls += 1
         while len(self.flying) > FLYING:
-            self.land(next(iter(self.flying)), whole=True)
+            self.land(*next(iter(self.flying.items())))
+        return flying
 
-    def land(self, key: int, *, whole: bool = False) -> None:
-        """One of its calls; `whole`: all of them."""
-        one = self.flying.get(key)
-        if one is not None:
-            one.calls -= 1
-            if whole or one.calls == 0:
-                del self.flying[key]
-                self.serve(key, one.placement)
+    def land(self, key: int, flying: _Flying) -> None:
+        """All of its backward passes have come, or none will; what has landed before stays as it is."""
+        if self.flying.get(key) is flying:
+            del self.flying[key]
+            self.serve(key, flying.placement)
 
 
 class Forecasts:
@@ -182,26 +181,26 @@ class Forecasts:
         """A call with this demand has gradients. To be called when its backward comes to it, on every rank at the same point.
 
         Calls without do not count. Those of a reentrant checkpoint are computed anew as a whole, served by whom it may be."""
-        one, key, landed = self._sites.get(site), _key(demand), False
+        one, key = self._sites.get(site), _key(demand)
         if one is None or one.found(key) is None:
             return lambda: None
-        one.fly(key)
-        flock = one.flying  # what is forgotten lands nowhere
+        flying, landed = one.fly(key), False
 
         def lands() -> None:  # a second backward through the same graph changes nothing
             nonlocal landed
-            if not landed and one.flying is flock:
-                one.land(key)
+            flying.calls -= not landed
             landed = True
+            if flying.calls == 0:
+                one.land(key, flying)
 
         return lands
 
     def forget(self) -> None:
         """The options or the network changed; past counts stay true, plans do not. Every rank does this between the same calls."""
         for one in self._sites.values():
-            one.coming, flying, one.flying = None, one.flying, OrderedDict()
-            for key, calls in flying.items():
-                one.serve(key, calls.placement)
+            one.coming = None
+            for key, flying in list(one.flying.items()):
+                one.land(key, flying)
         self._seen.clear()
         self._last = None
 

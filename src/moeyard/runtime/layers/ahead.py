@@ -135,15 +135,13 @@ class Call:
             self._coming = None  # homes have moved since
         after = forecasts.after(self.layer.site)
         coming = None if after is None else forecasts.coming(after)
-        wanted = (
-            after is not None
-            and after > self.layer.site
-            and coming is not None
-            and coming.placement.copies > 0
-        )
-        if after is not None and coming is not None and wanted:
+        told = 0
+        if after is not None and after > self.layer.site and coming is not None and coming.placement.copies:
             layer = _there(self.yard, after, coming)
-            self._next = None if layer is None else (layer, coming)
+            if layer is None:
+                told |= ALONE
+            else:
+                self._next = layer, coming
         begun, workspace.begun = workspace.begun, None
         if (
             begun is not None
@@ -151,9 +149,9 @@ class Call:
             and begun.ahead.hosted.dtype == self.layer.dtype
         ):
             self._begun = begun
-        stale = self._begun is not None and self._begun.stale(self.layer.stacks)
+        if self._begun is not None and self._begun.stale(self.layer.stacks):
+            told |= STALE
         digests = [one.digest for one in (self._coming, coming) if one is not None]
-        told = STALE * stale + ALONE * (wanted and self._next is None)
         return told, small_digest(*digests) if digests else 0
 
     @property
@@ -258,10 +256,8 @@ def begin_forward(yard: Hosts) -> None:
     coming = None if first is None else yard.forecasts.coming(first)
     if first is None or coming is None or coming.placement.copies == 0:
         return
-    layer = _there(yard, first, coming)
-    alone = yard.agree(
-        "first", [int(layer is None)]
-    ).any()  # a model that was dropped may be there still on one of them
+    layer = _there(yard, first, coming)  # one that was dropped may be there still on some ranks
+    alone = yard.agree("first", [int(layer is None)]).any()
     if layer is not None and not alone:
         begin(yard, layer, coming)
 
