@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from bench.gpu_ranks import on_ranks, open_world
+from bench.gpu_ranks import on_ranks, open_world, side_by_side
 
 HIDDEN, INNER, EXPERTS, TOKENS, LAYERS = 1024, 2048, 16, 2048, 4
 WAYS = ("serialised", "overlapped")
@@ -64,7 +63,7 @@ def run(rank, options, folder, out):
             "difference": max(
                 abs(a - b) / abs(a) for a, b in zip(plain.losses, job.losses, strict=False)
             ),
-            "ahead": counted[0], "spot": counted[1], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ, **share,
+            "ahead": counted[0], "spot": counted[1], "mps": side_by_side(), **share,
         }  # fmt: skip
         print(json.dumps(row), file=out, flush=True)
     dist.destroy_process_group()

@@ -4,6 +4,7 @@
 
 {kill, stop, raise, mismatch, slow} x {dispatch, gather, gradient sum, checkpoint}: every survivor must raise an ExchangeError whose
 ranks are the guilty ones within the time-out + 10 s, and end; then two ranks on gloo load the latest checkpoint, bit for bit.
+Not under NVIDIA's MPS, which lets a killed process take the others' memory with it: exit status 2.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bench.faults.judge import Row, judge_errors, judge_resumed, lines
 from bench.faults.stage import World, prepare
 from bench.faults.table import on_gpu
 from bench.faults.training import Job
+from bench.gpu_ranks import side_by_side
 
 KINDS = {
     "kill": "kill",
@@ -84,6 +86,10 @@ def main() -> None:
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     options = parser.parse_args()
+    if side_by_side():
+        parser.error(
+            "NVIDIA's MPS runs, where one killed process ends the others: echo quit | nvidia-cuda-mps-control"
+        )
     prepare()
     cells = list(itertools.product(options.kinds.split(","), options.places.split(",")))
     rows = []

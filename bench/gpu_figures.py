@@ -77,20 +77,26 @@ def oracle() -> str:
 
 def ahead() -> str:
     """The step with experts that travel behind it against the same in turn, and how its streams ran."""
-    row = json.loads((RESULTS / "gpu_ahead.json").read_text())
+    turns, beside = (json.loads((RESULTS / f"gpu_ahead{one}.json").read_text()) for one in ("", "_mps"))
+    return (
+        f"Last on one {turns['gpu']}, torch {turns['torch']}, {turns['ranks']} NCCL ranks that share it over sockets. Their kernels in turns: "
+        f"{_overlapped(turns)} Side by side under NVIDIA's MPS: {_overlapped(beside)} The order of all kernels is in "
+        f"`bench/results/gpu_ahead.json` and `gpu_ahead_mps.json`."
+    )
+
+
+def _overlapped(row: dict) -> str:
     took = row["seconds"]
-    agree = (row["ratio"] > 1) == (took["serialised"] > took["overlapped"])
     doubt = (
         ""
-        if agree
+        if (row["ratio"] > 1) == (took["serialised"] > took["overlapped"])
         else " (the pairs and the medians of each way disagree: these steps vary more than they differ)"
     )
     return (
-        f"Last on one {row['gpu']}, torch {row['torch']}, {row['ranks']} NCCL ranks that share it over sockets: a step takes {took['serialised']:.2f} s in "
-        f"turn and {took['overlapped']:.2f} s overlapped, {row['ratio']:.2f} x in the median of {row['pairs']} pairs{doubt}; losses are within "
-        f"{row['difference']:.1e} of those where experts are gathered on the spot (bf16). In the profile of a step experts travel for "
-        f"{row['experts_us'] / 1e3:.0f} ms on streams of their own, and {row['under_compute_us'] / row['compute_us']:.0%} of the time of the training's "
-        f"kernels falls into that; the order of all kernels is in `bench/results/gpu_ahead.json`."
+        f"a step takes {took['serialised']:.2f} s in turn and {took['overlapped']:.2f} s overlapped, {row['ratio']:.2f} x in the median of "
+        f"{row['pairs']} pairs{doubt}; losses are within {row['difference']:.1e} of those where experts are gathered on the spot (bf16); in the "
+        f"profile of a step experts travel for {row['experts_us'] / 1e3:.0f} ms on streams of their own, and "
+        f"{row['under_compute_us'] / row['compute_us']:.0%} of the time of the training's kernels falls into that."
     )
 
 

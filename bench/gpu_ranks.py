@@ -55,6 +55,17 @@ def open_world(rank: int, ranks: int, folder: str) -> None:
     )
 
 
+def side_by_side() -> bool:
+    """Whether kernels of several processes run at once: NVIDIA's MPS answers."""
+    try:
+        asked = subprocess.run(
+            ["nvidia-cuda-mps-control"], input="get_server_list\n", text=True, capture_output=True, timeout=10
+        )
+    except FileNotFoundError:
+        return False
+    return asked.returncode == 0
+
+
 def on_ranks(
     script: str,
     options: Namespace,
