@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 from joblib import Parallel, delayed, parallel_config
@@ -18,6 +21,7 @@ from joblib import Parallel, delayed, parallel_config
 from moeyard.errors import MoeyardError
 
 BACKENDS = ("loky", "threading", "dask", "ray")
+_LOCKS = ("threading", "queue", "concurrent.futures", "multiprocessing", "joblib.externals")
 
 
 def start(jobs: int) -> None:
@@ -25,11 +29,16 @@ def start(jobs: int) -> None:
     if jobs == 1 or threading.current_thread() is not threading.main_thread():
         return  # the work is done here; or whoever has threads has its own way to end
     # What is ignored here is ignored in a process from its start, before any line of it has run.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before, told = signal.signal(signal.SIGINT, signal.SIG_IGN), os.environ.get("PYTHONWARNINGS")
+    # joblib's process that cleans up after the others warns where one that was ended left something to clean up.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))
     try:
         started = Parallel(n_jobs=jobs, return_as="generator")(delayed(os.getpid)() for _ in range(jobs))
     finally:
         signal.signal(signal.SIGINT, before)
+        del os.environ["PYTHONWARNINGS"]
+        if told is not None:
+            os.environ["PYTHONWARNINGS"] = told
     for _ in started:
         pass
 
@@ -58,29 +67,63 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
             with parallel_config("ray"):
                 yield Parallel(n_jobs=jobs, return_as=return_as)
         else:
-            if name == "loky":
-                start(jobs)
-            with Parallel(n_jobs=jobs, backend=name, return_as=return_as) as parallel:
-                try:
+            with calm_interrupts(), _hushed():
+                if name == "loky":
+                    start(jobs)
+                with Parallel(n_jobs=jobs, backend=name, return_as=return_as) as parallel:
                     yield parallel
-                except KeyboardInterrupt:
-                    _hush()
-                    raise
     except ModuleNotFoundError as error:
         raise MoeyardError(
             f"backend {name}: no module {error.name}; pip install 'moeyard[{name}]'"
         ) from error
 
 
-def _hush() -> None:
-    """joblib's thread that hands out work may find its queue closed while the processes are ended, and would print where it was."""
+@contextmanager
+def calm_interrupts() -> Iterator[None]:
+    """Ctrl-C waits while this thread is inside the machinery of locks and queues: one that it leaves half taken is never free again, and
+    joblib, which ends its processes then, would wait for it for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    main = threading.get_ident()
+
+    def again() -> None:
+        time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if frame is not None and str(frame.f_globals.get("__name__")).startswith(_LOCKS):
+            start_new_thread(again, ())  # a Thread would take such locks itself
+        else:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """joblib's thread that hands out work may find its queue closed while the processes are ended, and would print where it was. After an
+    interrupt, which joblib hears first, it may do so later still."""
     before = threading.excepthook
 
     def hook(said: threading.ExceptHookArgs) -> None:
-        if said.thread is None or said.thread.name != "ExecutorManagerThread":
+        ended = isinstance(said.exc_value, ValueError) and "is closed" in str(said.exc_value)
+        if not ended or said.thread is None or said.thread.name != "ExecutorManagerThread":
             before(said)
 
-    threading.excepthook = hook
+    threading.excepthook, interrupted = hook, False
+    try:
+        yield
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
+    finally:
+        if not interrupted:
+            threading.excepthook = before
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from moeyard.model import STAND_IN
 from moeyard.planners.compare import POLICIES
 from moeyard.replay import Job, replay
 from moeyard.replay.run import BLOCK
-from moeyard.workers import start
+from moeyard.workers import calm_interrupts, start, workers
 
 CLUSTER = my.Cluster(2, 2, scale_up=my.Port(1e11, 1e-6), scale_out=my.Port(1e10, 1e-5), name="small")
 TRACE = demand_over_time(
@@ -279,6 +280,48 @@ def test_an_interrupted_replay_says_how_to_go_on_and_leaves_no_page_of_another(c
     assert not (out / "replay.json").exists()
     assert call("replay", "lab-2x2", "mixtral-8", *QUICK, "--out", out, "--resume")[0] == 0
     assert load_replay(out).steps
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [(ValueError("Queue <Queue> is closed"), False), (ValueError("of another kind"), True)],
+)
+def test_the_thread_that_hands_out_work_is_hushed_where_its_queue_is_closed_before_the_interrupt_is_here(
+    error, heard, monkeypatch
+):
+    """joblib hears the interrupt first and ends the processes, and only then hands it on."""
+
+    def fail():
+        raise error
+
+    said = []
+    before = said.append
+    monkeypatch.setattr(threading, "excepthook", before)
+    with workers("loky", 1):
+        thread = threading.Thread(target=fail, name="ExecutorManagerThread")
+        thread.start()
+        thread.join()
+    assert [one.exc_value for one in said] == [error] * heard
+    assert threading.excepthook is before
+
+
+def test_ctrl_c_leaves_no_lock_half_taken():
+    """Python takes a Condition in steps, and an interrupt between two of them leaves it taken: joblib then waits for ever."""
+    condition, main = threading.Condition(threading.Lock()), threading.get_ident()
+
+    def take(sent):
+        sent.start()
+        while True:
+            with condition:
+                pass
+            sum(range(100))
+
+    for turn in range(60):
+        sent = threading.Timer(0.001 + 1e-5 * turn, signal.pthread_kill, [main, signal.SIGINT])
+        with calm_interrupts(), pytest.raises(KeyboardInterrupt):
+            take(sent)
+        assert condition.acquire(blocking=False), turn
+        condition.release()
 
 
 def test_ctrl_c_is_one_line_of_the_command_and_none_of_its_workers(root, tmp_path):
