@@ -87,7 +87,7 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "a copied layer has its original's number",
         "runtime/layers/share.py",
-        "        return Site(self._yard)\n",
+        "        return Site(self.yard, self.family)\n",
         "        return self\n",
         f"{_ORDER}::test_equal_layers_in_another_order_are_told_apart",
     ),

@@ -28,6 +28,7 @@ from moeyard.runtime.layers.gradients import (
     global_count,
     global_mean,
     sync_gradients,
+    unscale_gradients,
 )
 from moeyard.runtime.layers.move import move_experts
 from moeyard.runtime.layers.rehome import rehome
@@ -105,4 +106,5 @@ __all__ = [
     "save_checkpoint",
     "start_checkpoint",
     "sync_gradients",
+    "unscale_gradients",
 ]

@@ -63,7 +63,8 @@ def _compare(agreement: Agreement, held: Held) -> int:
         raise Mismatch(
             f"{held.name}, expert {expert}: what rank {', '.join(map(str, ranks))} computes with is not the master at home "
             f"on rank {home_E[expert]} ({int(wrong.any(axis=1).sum())} experts of this layer differ); if its parameters were "
-            f"changed between forward and backward, do so after the backward, else this is a fault of moeyard",
+            f"changed between forward and backward, do so after the backward; if that backward will never come (an evaluation without "
+            f"torch.no_grad), nothing computes with them any more; else this is a fault of moeyard",
             [agreement.control.ranks[rank] for rank in ranks],
         )
     return held.placement.copies

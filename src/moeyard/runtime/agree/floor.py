@@ -32,6 +32,8 @@ CALLS = (
     "export_pretrained",
     "measure",
     "self_check",
+    "rehome",
+    "unscale_gradients",
 )
 
 

@@ -162,7 +162,7 @@ def _graph_is_kept() -> bool:
     return kept is None or bool(kept())
 
 
-def _refuse_second() -> None:
+def refuse_second() -> None:
     """Inside a backward pass gradients are enabled only to differentiate it again; ours would be a constant there."""
     if torch.is_grad_enabled():
         raise InvalidModel(
@@ -246,7 +246,7 @@ class RoutedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_y: torch.Tensor) -> Any:
-        _refuse_second()
+        refuse_second()
         form: Form = ctx.form
         x, weights, product, row, pair, ends, *saved = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()  # the product's memory goes as soon as it is read, unless the graph is kept
@@ -310,7 +310,7 @@ class GroupedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
-        _refuse_second()
+        refuse_second()
         form: Form = ctx.form
         rows, product, ends, *saved = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()  # rows and product go as soon as they are read, unless the graph is kept

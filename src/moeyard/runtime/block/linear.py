@@ -9,7 +9,7 @@ import torch
 
 from moeyard.errors import InvalidModel
 from moeyard.runtime.block.experts import parts_for
-from moeyard.runtime.block.fused import bias_gradient, plain_precision
+from moeyard.runtime.block.fused import bias_gradient, plain_precision, refuse_second
 from moeyard.runtime.block.matmul import outer, times
 
 
@@ -46,6 +46,7 @@ class GroupedLinear(torch.autograd.Function):
         grad = grads[0].contiguous()
         d_rows = d_weight = d_bias = None
         if how.again is not None:
+            refuse_second()  # what is read again is no part of a graph
             (weight,) = how.again()
         with plain_precision(rows):
             if ctx.needs_input_grad[0]:

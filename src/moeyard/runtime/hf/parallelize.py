@@ -21,7 +21,7 @@ from moeyard.runtime.hf.places import Place
 from moeyard.runtime.hf.router_loss import WholeBatchRouterLoss
 from moeyard.runtime.layers.ahead import begin_forward
 from moeyard.runtime.layers.gradients import expert_parameters
-from moeyard.runtime.layers.share import Share, Site, expert_modules
+from moeyard.runtime.layers.share import Share, Site, expert_modules, keep_homes
 from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"] | None
@@ -107,6 +107,7 @@ def _cut(
     for name, parameter in own.items():
         setattr(module, name, parameter)
     module.expert_share, module.expert_yard = share, yard
+    keep_homes(module)
     module.expert_parameter_names = tuple(own)
 
 

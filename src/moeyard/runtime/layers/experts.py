@@ -22,7 +22,7 @@ from moeyard.runtime.layers.chunks import through_experts
 from moeyard.runtime.layers.precision import travel_dtype
 from moeyard.runtime.layers.replicas import Hosted, read_again
 from moeyard.runtime.layers.routes import Route
-from moeyard.runtime.layers.share import Share, Site, Stack, tell
+from moeyard.runtime.layers.share import Share, Site, Stack, keep_homes, tell
 from moeyard.runtime.roles import Hosts
 
 
@@ -98,6 +98,7 @@ class MoELayer(nn.Module):
         options: dict[str, Any] = {"dtype": dtype, "device": device or yard.device}
         self.yard, self.num_experts, self.top_k, self.activation = yard, num_experts, top_k, activation
         self.expert_site = Site(yard)
+        keep_homes(self)
         homes = static_homes(num_experts, yard.size) if home_E is None else home_E
         self.expert_share = Share(homes, yard.rank, (Stack("gate_up", "gate_up"), Stack("down", "down")))
         self.router = router if router is not None else TopKRouter(hidden, num_experts, top_k, **options)

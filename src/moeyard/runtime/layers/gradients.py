@@ -18,7 +18,7 @@ from torch import nn
 from moeyard.errors import InvalidModel
 from moeyard.runtime.agree.digests import small_digest
 from moeyard.runtime.agree.floor import Floor
-from moeyard.runtime.layers.share import expert_modules, stack_parameters
+from moeyard.runtime.layers.share import expert_modules, refuse_elsewhere, stack_parameters
 from moeyard.runtime.roles import Company
 
 
@@ -79,6 +79,7 @@ def sync_gradients(model: nn.Module, yard: Company, *, dense: bool = True, scale
     scale=1/ranks here, which the experts' gradients are multiplied by. Expert stacks that FSDP2 shards over the data-parallel ranks
     are summed by it; its average over them is undone here. A parameter that no rank used keeps grad None.
     """
+    refuse_elsewhere(model, yard, "sync_gradients")
     # Frozen ones too: whether a gradient is there is agreed, what requires one is this rank's own affair.
     experts = [parameter for _, parameter in expert_parameters(model)]
     plain = [parameter for _, parameter in dense_parameters(model)]
@@ -111,6 +112,7 @@ def clip_grad_norm_(
 
     Dense gradients count once, every expert counts once, at home. Call after `sync_gradients`.
     """
+    refuse_elsewhere(model, yard, "clip_grad_norm_")
     dense = [p.grad for _, p in dense_parameters(model) if p.grad is not None]
     experts = [p.grad for _, p in expert_parameters(model) if p.grad is not None]
     device = yard.device
@@ -126,6 +128,17 @@ def clip_grad_norm_(
     for grad in (*dense, *experts):
         grad.mul_(factor.to(grad.device, grad.dtype))
     return total
+
+
+def unscale_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, yard: Company) -> None:
+    """`scaler.unscale_(optimizer)`, and all ranks know if any of them found infinities: each has experts of its own, and one that left out
+    the step alone would part from the others. Call it on every rank after `sync_gradients`, before clipping and `scaler.step`."""
+    scaler.unscale_(optimizer)
+    found = list(scaler._found_inf_per_device(optimizer).values())
+    anywhere = torch.tensor([any(float(one) > 0.0 for one in found)], dtype=torch.float32)
+    yard.floor("unscale_gradients").meet(float(scaler.get_scale())).all_reduce(anywhere, dist.ReduceOp.MAX)
+    for one in found:
+        one.fill_(float(anywhere))
 
 
 def _power(grads: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:

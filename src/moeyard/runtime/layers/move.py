@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +18,36 @@ from moeyard.placement import Placement
 from moeyard.runtime.agree.first import all_or_none
 from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.layers.autograd import all_to_all_single
-from moeyard.runtime.layers.share import Share, expert_modules, refuse_altered
+from moeyard.runtime.layers.share import (
+    Share,
+    expert_modules,
+    refuse_altered,
+    refuse_elsewhere,
+    stack_parameters,
+)
 from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 @torch.no_grad()
-def move_experts(
-    model: nn.Module, yard: Base, homes: Homes, optimizer: torch.optim.Optimizer | None = None
-) -> int:
+def move_experts(model: nn.Module, yard: Base, homes: Homes, optimizer: Optimizers = None) -> int:
     """Let experts live on other ranks from now on; returns how many moved. Every rank calls this between two steps.
 
     homes: the rank of each expert, or a Placement, for all layers or by module name. The parameters stay the same objects, so the
-    optimizer keeps them; its state moves along. Gradients are dropped.
+    optimizer keeps them; its state moves along, of several (a list) each one's. Gradients are dropped. Copies of a layer (an average of
+    the weights, say) stay as they are unless they are part of `model`, which a warning says.
     """
-    orders, error = [], None
+    given = several(optimizer)
+    orders, error = list[_Order](), None
     try:
-        orders = _orders(model, yard, homes, optimizer)
+        orders = _orders(model, yard, homes, given)
     except Exception as wrong:
         error = wrong
     floor = yard.floor("move_experts")
     all_or_none(floor, error, InvalidPlacement)  # before anything moves
-    floor.meet(optimizer is None, [(one.name, one.home_E.tolist()) for one in orders])
+    floor.meet(len(given), [(one.name, one.home_E.tolist()) for one in orders])
     known: list[list[About]] = []
     try:
         known = _known(yard, orders)
@@ -48,19 +56,49 @@ def move_experts(
     all_or_none(floor, error, InvalidPlacement)  # other expert-parallel groups have not seen it
     for one, states in zip(orders, known, strict=True):
         moves = _Moves(yard, one.share.home_E, one.home_E)
-        for parameter, about in zip(one.parameters, states, strict=True):
-            if optimizer is not None:
-                _move_state(parameter, optimizer, about, moves)
-            parameter.data = moves(parameter.data)
-            parameter.grad = None
+        stepped = ((parameter, stepper) for parameter in one.parameters for stepper in given)
+        for (parameter, stepper), about in zip(stepped, states, strict=True):
+            _move_state(parameter, stepper, about, moves)
+        for parameter in one.parameters:
+            _put(parameter, moves(parameter.data))
         one.module.expert_share = Share(one.home_E, yard.rank, one.share.stacks)
     if orders:
         yard.forecasts.forget()  # plans send experts from where they were
+        _warn_of_copies(model, orders)
     return sum(int((one.home_E != one.share.home_E).sum()) for one in orders)
 
 
+def several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
+    if optimizers is None:
+        return ()
+    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+
+
+def _put(parameter: nn.Parameter, data: torch.Tensor) -> None:
+    parameter.grad = None
+    if data.shape != parameter.shape:
+        # While a graph of before is alive (a loss that is kept), so is the node that adds up this gradient, and it wants the old shape.
+        # torch makes another for another dtype.
+        other = torch.float32 if data.dtype == torch.float64 else torch.float64
+        parameter.data = data.new_empty(0, dtype=other)
+    parameter.data = data
+
+
+def _warn_of_copies(model: nn.Module, orders: list[_Order]) -> None:
+    layers: list[Any] = [module for _, module in expert_modules(model)]
+    here = {id(module.expert_site) for module in layers}
+    left = [one.name for one in orders if any(id(site) not in here for site in one.module.expert_site.family)]
+    if left:
+        warnings.warn(
+            f"experts of {', '.join(left)} have moved, and copies of these layers that are not part of the model have not: what goes "
+            f"through both parameter by parameter (an average of the weights) would mix different experts; move both together, as "
+            f"torch.nn.ModuleList([model, copy])",
+            stacklevel=3,
+        )
+
+
 class _Order(NamedTuple):
-    """What one layer is asked to move. `about`: this rank's optimizer state of each of the parameters that travel with it."""
+    """What one layer is asked to move. `about`: this rank's optimizer state of each of the parameters that travel with it, of each optimizer."""
 
     name: str
     module: Any
@@ -71,9 +109,10 @@ class _Order(NamedTuple):
 
 
 def _orders(
-    model: nn.Module, yard: Base, homes: Homes, optimizer: torch.optim.Optimizer | None
+    model: nn.Module, yard: Base, homes: Homes, steppers: Sequence[torch.optim.Optimizer]
 ) -> list[_Order]:
     """Of the layers whose homes change; touches nothing."""
+    refuse_elsewhere(model, yard, "move_experts")
     found: list[_Order] = []
     done: dict[int, IntArray] = {}
     for name, module in expert_modules(model):
@@ -96,10 +135,35 @@ def _orders(
         done |= {id(one): home_E for one in own.values()}
         if (home_E == share.home_E).all():
             continue
-        state = {} if optimizer is None else optimizer.state
-        about = [_about(f"{name}.{key}", one, state.get(one, {})) for key, one in travel.items()]
+        about = [
+            _about(f"{name}.{key}", one, stepper.state.get(one, {}))
+            for key, one in travel.items()
+            for stepper in steppers
+        ]
         found.append(_Order(name, module, share, home_E, list(travel.values()), about))
+    if steppers:
+        _refuse_unstepped(model, found, steppers)
     return found
+
+
+def _refuse_unstepped(
+    model: nn.Module, orders: list[_Order], steppers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """A trained layer that no optimizer has: the one that has it was forgotten. A copy of a layer that one has is none of theirs."""
+    stepped = {id(one) for stepper in steppers for group in stepper.param_groups for one in group["params"]}
+    layers: list[Any] = [module for _, module in expert_modules(model)]
+    families = {
+        id(module.expert_site.family)
+        for module in layers
+        if any(id(one) in stepped for _, one in stack_parameters(module))
+    }
+    for order in orders:
+        trained = [one for one in order.parameters if one.requires_grad and id(one) not in stepped]
+        if trained and id(order.module.expert_site.family) not in families:
+            raise InvalidModel(
+                f"{order.name}: the optimizer does not have its experts, so that their state would stay with other experts; give the "
+                f"one that steps them, or a list of all optimizers"
+            )
 
 
 def _known(yard: Base, orders: list[_Order]) -> list[list[About]]:

@@ -18,10 +18,11 @@ experts first (`stack_parameters`). FSDP2 may shard a stack over data-parallel r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from torch import nn
@@ -30,7 +31,7 @@ from torch.nn.utils import parametrize
 from moeyard.arrays import IntArray, frozen
 from moeyard.demand import Demand
 from moeyard.errors import InvalidModel, InvalidPlacement
-from moeyard.runtime.roles import Hosts
+from moeyard.runtime.roles import Hosts, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,37 @@ class Share:
 
 
 class Site:
-    """A layer's number in its yard: the same on all ranks that make the same layers in the same order. A copied layer is another."""
+    """A layer's number in its yard: the same on all ranks that make the same layers in the same order. A copied layer is another, of
+    the same family."""
 
-    __slots__ = ("_yard", "number")
+    __slots__ = ("__weakref__", "family", "number", "yard")
 
-    def __init__(self, yard: Hosts) -> None:
-        self._yard, self.number = yard, yard.next_site()
+    def __init__(self, yard: Hosts, family: WeakSet[Site] | None = None) -> None:
+        self.yard, self.number = yard, yard.next_site()
+        self.family: WeakSet[Site] = WeakSet() if family is None else family
+        self.family.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Site:
-        return Site(self._yard)
+        return Site(self.yard, self.family)
+
+
+def keep_homes(module: nn.Module) -> None:
+    """Let the module's state dicts say where its experts lived, and refuse one of other homes, whose tensors are as large."""
+    module._register_state_dict_hook(_tell_homes)  # type: ignore[no-untyped-call]
+    module._register_load_state_dict_pre_hook(_refuse_other_homes, with_module=True)  # type: ignore[no-untyped-call]
+
+
+def _tell_homes(module: Any, _: Any, __: str, about: dict[str, Any]) -> None:
+    about["expert_homes"] = module.expert_share.home_E.tolist()
+
+
+def _refuse_other_homes(module: Any, _: Any, prefix: str, about: Mapping[str, Any], *__: Any) -> None:
+    here, there = module.expert_share.home_E.tolist(), about.get("expert_homes")
+    if there is not None and there != here:
+        raise InvalidPlacement(
+            f"{prefix.rstrip('.') or type(module).__name__}: the state dict has experts at home on {there}, the model on {here}; "
+            f"move_experts(model, yard, homes) back before it is loaded, or keep a checkpoint, which any homes can load"
+        )
 
 
 def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -94,6 +117,18 @@ def expert_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if getattr(module, "expert_share", None) is not None:
             yield name, module
+
+
+def refuse_elsewhere(model: nn.Module, yard: Member, call: str) -> None:
+    """Experts that are spread over other ranks than this yard's are none of its affair."""
+    for name, module in expert_modules(model):
+        found: Any = module
+        ranks = found.expert_site.yard.ranks
+        if ranks != yard.ranks:
+            raise InvalidModel(
+                f"{call}: experts of {name or type(module).__name__} are spread over ranks {list(ranks)}, this yard is of "
+                f"{list(yard.ranks)}; call it with the part of the model that is on the yard, once for each of them"
+            )
 
 
 def stack_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

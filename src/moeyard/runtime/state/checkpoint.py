@@ -33,6 +33,7 @@ from moeyard.errors import InvalidFile, MoeyardError, NotSaved
 from moeyard.formats.strict import PathLike
 from moeyard.runtime.agree.first import all_or_none, by_first, on_first
 from moeyard.runtime.agree.floor import Floor
+from moeyard.runtime.layers.move import Optimizers
 from moeyard.runtime.roles import Company
 from moeyard.runtime.state import folders
 from moeyard.runtime.state import training_state as parts
@@ -97,7 +98,7 @@ class Saving:
 def save_checkpoint(
     folder: PathLike,
     model: nn.Module,
-    optimizer: parts.Optimizers,
+    optimizer: Optimizers,
     yard: Company,
     *,
     step: int,
@@ -120,7 +121,7 @@ def save_checkpoint(
 def start_checkpoint(
     folder: PathLike,
     model: nn.Module,
-    optimizer: parts.Optimizers,
+    optimizer: Optimizers,
     yard: Company,
     *,
     step: int,
@@ -182,7 +183,7 @@ def _checked(keep: int, step: int) -> int:
 def load_checkpoint(
     path: PathLike,
     model: nn.Module,
-    optimizer: parts.Optimizers,
+    optimizer: Optimizers,
     yard: Company,
     *,
     extra: Mapping[str, Any] | None = None,
@@ -255,9 +256,7 @@ def _open(
     return StoredCheckpoint(path, parse_index(path, folders.read_index(path, about, INDEX)))
 
 
-def _wanted(
-    path: Path, saved: Mapping[str, Any], model: nn.Module, optimizer: parts.Optimizers
-) -> dict[str, Any]:
+def _wanted(path: Path, saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizers) -> dict[str, Any]:
     """The model's own tensors, and room for the optimizer's; None for values."""
     wanted = parts.model_state(model)
     parts.check_tensors(str(path), saved, wanted)
@@ -277,7 +276,7 @@ class _Part:
 
 def _collect(
     model: nn.Module,
-    optimizer: parts.Optimizers,
+    optimizer: Optimizers,
     yard: Company,
     step: int,
     extra: Mapping[str, Any] | None,

@@ -10,7 +10,7 @@ rank <r>.<name>                  the caller's objects of each rank, and its rand
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from inspect import signature
 from typing import Any
 
@@ -20,14 +20,13 @@ from torch import nn
 
 from moeyard.errors import InvalidFile, InvalidModel
 from moeyard.formats.strict import short
+from moeyard.runtime.layers.move import Optimizers, several
 from moeyard.runtime.layers.share import Share, expert_modules, stack_parameters
 from moeyard.runtime.state.logical import Facts, LogicalStack, check_names, shard_of_experts
 
 GROUPS = "optimizer groups"
 KIND = "optimizer class"  # of a group, beside its options
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def optimizer_state(model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
                 value = _entry(name, entry, value.detach(), parameter, shares.get(id(parameter)))
             state[f"optimizer.{name}/{entry}"] = value
     if optimizers is not None:
-        state[GROUPS] = [_groups(model, one) for one in _several(optimizers)]
+        state[GROUPS] = [_groups(model, one) for one in several(optimizers)]
     return state
 
 
@@ -169,8 +168,8 @@ def set_optimizer_state(model: nn.Module, optimizers: Optimizers, loaded: Mappin
                 value.held if isinstance(value, LogicalStack) else value
             )
     check_groups(model, optimizers, loaded[GROUPS])
-    names, several = _names(model), _several(optimizers)
-    for optimizer, saved in zip(several, loaded[GROUPS], strict=True):
+    names, given = _names(model), several(optimizers)
+    for optimizer, saved in zip(given, loaded[GROUPS], strict=True):
         whole = optimizer.state_dict()
         place = [p for group in optimizer.param_groups for p in group["params"]]
         whole["state"] = {
@@ -195,10 +194,10 @@ def check_groups(model: nn.Module, optimizers: Optimizers, saved: Any) -> None:
         raise InvalidFile(
             f"the checkpoint's {GROUPS} are {short(saved)}, not tables with the names of parameters"
         )
-    names, several = _names(model), _several(optimizers)
-    if len(saved) != len(several):
-        raise InvalidFile(f"the checkpoint is of {len(saved)} optimizers, given {len(several)}")
-    for optimizer, groups in zip(several, saved, strict=True):
+    names, given = _names(model), several(optimizers)
+    if len(saved) != len(given):
+        raise InvalidFile(f"the checkpoint is of {len(saved)} optimizers, given {len(given)}")
+    for optimizer, groups in zip(given, saved, strict=True):
         for own in optimizer.param_groups:
             _check_kind(optimizer, _group_of(groups, [names[id(p)] for p in own["params"]]))
 
@@ -264,17 +263,11 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(parameter): clean_name(model, name) for name, parameter in model.named_parameters()}
 
 
-def _several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
-    if optimizers is None:
-        return ()
-    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
-
-
 def _optimized(
     model: nn.Module, optimizers: Optimizers
 ) -> Iterator[tuple[str, torch.Tensor, torch.optim.Optimizer]]:
     names = _names(model)
-    for optimizer in _several(optimizers):
+    for optimizer in several(optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
@@ -309,6 +302,12 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 def object_state(prefix: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """What has a state_dict gives it; anything else is saved as it is."""
+    for name, one in objects.items():
+        if isinstance(one, nn.Module) and any(True for _ in expert_modules(one)):
+            raise InvalidModel(
+                f"{name!r} has experts, of which every rank has others: save it as the model of a checkpoint of its own "
+                f"(save_checkpoint(folder, {name}, None, yard, step=...)), not beside another"
+            )
     return {
         f"{prefix}.{name}": one.state_dict() if hasattr(one, "state_dict") else one
         for name, one in objects.items()

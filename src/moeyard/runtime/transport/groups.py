@@ -134,7 +134,7 @@ class Groups:
         self.channels.close()
         if self._behind is not None:
             self._behind.close()
-        for group in self._own:
+        for group in self._own if dist.is_initialized() else ():  # else the caller has destroyed all of them
             dist.destroy_process_group(group)
 
 
