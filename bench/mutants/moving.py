@@ -37,7 +37,7 @@ MOVING = [
         f"{_NUMBERS}[kept_loss]",
     ),
     Mutant(
-        "only the first optimizer's state moves",
+        "the states of two optimizers are taken for one another",
         "runtime/layers/move.py",
         "for parameter in one.parameters for stepper in given)",
         "for parameter in one.parameters for stepper in given[::-1])",
