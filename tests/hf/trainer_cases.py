@@ -49,10 +49,10 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def trainer(rank, world, narrow):
-    """(losses without replicas, losses with, copies compared, the optimizer's own name, whether it is fused)."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ACCELERATE_USE_CPU": "true"}
+def trainer(rank, world, narrow, cpu=True):
+    """(losses without replicas, losses with, copies compared, the optimizer's own name, whether it is fused). Not `cpu`: all on one GPU."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank if cpu else 0), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ACCELERATE_USE_CPU": str(cpu).lower()}
     runs = []
     for options in (training.NONE, training.REPLICAS):
         with (
@@ -71,7 +71,7 @@ def trainer(rank, world, narrow):
                 ddp_find_unused_parameters=False,
                 logging_steps=1,
                 bf16=narrow,
-                use_cpu=True,
+                use_cpu=cpu,
                 report_to=[],
                 disable_tqdm=True,
             )
