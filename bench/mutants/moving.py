@@ -16,17 +16,38 @@ MOVING = [
         f"{_NUMBERS}[by_themselves]",
     ),
     Mutant(
-        "a copy is another family, so that it stays where it was",
+        "a copy is another family, and nobody is told that it stays behind",
         "runtime/layers/share.py",
         "return Site(self.yard, self.family)",
         "return Site(self.yard)",
+        f"{_MOVED}::test_a_copy_that_stays_behind_is_told_of_and_no_other",
+    ),
+    Mutant(
+        "copies do not move along",
+        "runtime/layers/rehome.py",
+        "homes, optimizer, copies=copies)",
+        "homes, optimizer)",
         f"{_NUMBERS}[together]",
+    ),
+    Mutant(
+        "an optimizer that is given twice moves its state twice",
+        "runtime/layers/move.py",
+        "return list({id(one.state): one for one in given}.values())",
+        "return given",
+        f"{_NUMBERS}[two_optimizers]",
+    ),
+    Mutant(
+        "a layer that nobody speaks of may share experts that move",
+        "runtime/layers/move.py",
+        "    if any((done.get(id(one), home_E) != home_E).any() for one in own.values()):",
+        "    if False:",
+        f"{_MOVED}::test_layers_that_share_experts_cannot_move_apart",
     ),
     Mutant(
         "layers that share experts choose homes one by one",
         "runtime/layers/rehome.py",
-        "*(id(one) for _, one in stack_parameters(module))",
-        "*()",
+        "marks = [id(one) for _, one in stack_parameters(module)]",
+        "marks = [id(module)]",
         f"{_NUMBERS}[shared]",
     ),
     Mutant(
@@ -39,8 +60,8 @@ MOVING = [
     Mutant(
         "the states of two optimizers are taken for one another",
         "runtime/layers/move.py",
-        "for parameter in one.parameters for stepper in given)",
-        "for parameter in one.parameters for stepper in given[::-1])",
+        "for parameter in one.parameters for stepper in given if not one.copy)",
+        "for parameter in one.parameters for stepper in given[::-1] if not one.copy)",
         f"{_NUMBERS}[two_optimizers]",
     ),
     Mutant(
@@ -53,14 +74,14 @@ MOVING = [
     Mutant(
         "copies that stay behind are not told of",
         "runtime/layers/move.py",
-        "        _warn_of_copies(model, orders)",
+        "        _warn_of_copies([model, *copies], orders)",
         "        pass",
         f"{_MOVED}::test_a_copy_that_stays_behind_is_told_of_and_no_other",
     ),
     Mutant(
         "a state dict of other homes is loaded",
         "runtime/layers/share.py",
-        "if there is not None and there != here:",
+        "if there is not None and there != here and any(key.startswith(stacks) for key in state):",
         "if False:",
         f"{_MOVED}::test_a_state_dict_of_other_homes_is_refused_and_of_the_same_is_loaded",
     ),
@@ -95,8 +116,8 @@ MOVING = [
     Mutant(
         "an interrupt is raised wherever it comes",
         "workers.py",
-        ".startswith(_LOCKS):",
-        ".startswith(()):",
+        "name.startswith(_LOCKS):",
+        "name.startswith(()):",
         f"{_REPLAY}::test_ctrl_c_leaves_no_lock_half_taken",
     ),
     Mutant(

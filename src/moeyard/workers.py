@@ -81,27 +81,32 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
 @contextmanager
 def calm_interrupts() -> Iterator[None]:
     """Ctrl-C waits while this thread is inside the machinery of locks and queues: one that it leaves half taken is never free again, and
-    joblib, which ends its processes then, would wait for it for ever."""
-    if threading.current_thread() is not threading.main_thread():
+    joblib, which ends its processes then, would wait for it for ever. Not for longer than a second: who waits there waits for others. A
+    handler of the caller's own, or none, stays."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not usual:
         yield
         return
-    main = threading.get_ident()
+    main, waited = threading.get_ident(), 0
 
     def again() -> None:
         time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        if frame is not None and str(frame.f_globals.get("__name__")).startswith(_LOCKS):
+        nonlocal waited
+        waited += 1
+        name = "" if frame is None else str(frame.f_globals.get("__name__"))
+        if waited < 100 and name.startswith(_LOCKS):
             start_new_thread(again, ())  # a Thread would take such locks itself
         else:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

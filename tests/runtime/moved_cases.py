@@ -49,7 +49,7 @@ def everything(rank, world):
         still = _losses(yard, rank, lambda *_: 0)
         for case in (by_themselves, together, two_optimizers, kept_loss, shared):
             found[case.__name__] = case(yard, rank, still)
-        for case in (left_behind, rolled_back, beside, second, overflowed):
+        for case in (cloned, left_behind, rolled_back, beside, second, overflowed):
             found[case.__name__] = case(yard, rank)
         with yr.Yard(scheduler="direct", timeout=60) as wide:
             found["elsewhere"] = elsewhere(yard, wide, rank)
@@ -77,7 +77,7 @@ def together(yard, rank, still):
             if not averages:
                 averages.append(copy.deepcopy(model))
             if homes is not None and step == 2:
-                yr.rehome(torch.nn.ModuleList([model, averages[0]]), yard, optimizers[0], steps=LONG)
+                yr.rehome(model, yard, optimizers[0], steps=LONG, copies=[torch.nn.ModuleList(averages)])
             with torch.no_grad():
                 for mean, one in zip(averages[0].parameters(), model.parameters(), strict=True):
                     mean.lerp_(one, 0.5)
@@ -97,7 +97,7 @@ def two_optimizers(yard, rank, still):
                 yr.move_experts(model, yard, OTHER, optimizers[1])
             except MoeyardError as error:
                 refused.append(str(error))
-            yr.move_experts(model, yard, OTHER, optimizers)
+            yr.move_experts(model, yard, OTHER, [*optimizers, optimizers[0]])
 
     ways = [_losses(yard, rank, one, apart=True) for one in (lambda *_: 0, change)]
     return {"losses": ways, "moved": 4, "refused": refused[0]}
@@ -121,7 +121,30 @@ def shared(yard, rank, still):
         moved.append(yr.rehome(model, yard, optimizers[0], steps=LONG))
 
     ways = [_losses(yard, rank, one, same=True) for one in (lambda *_: 0, change)]
-    return {"losses": ways, "moved": sum(moved)}
+    try:
+        yr.move_experts(_model(yard, rank, same=True), yard, {"0": OTHER})
+    except MoeyardError as error:
+        refused = str(error)
+    return {"losses": ways, "moved": sum(moved), "refused": refused}
+
+
+def cloned(yard, rank):
+    """Layers that were copied from one another are layers of their own: where each moves to, and what is said of the first."""
+    found = []
+    for clone in (False, True):
+        model = _model(yard, rank)
+        model[1].router.first = 4
+        if clone:
+            first = model[0]
+            model = torch.nn.ModuleList(copy.deepcopy(first) for _ in range(2))
+            model[1].router.first = 4
+        for step in range(3):
+            _loss(model, _rows(rank, step))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            yr.rehome(model, yard, steps=LONG)
+        found.append(([one.home_E.tolist() for one in model], [str(one.message) for one in heard]))
+    return found
 
 
 def left_behind(yard, rank):
@@ -146,6 +169,11 @@ def rolled_back(yard, rank):
         model.load_state_dict(kept)
     except MoeyardError as error:
         refused = str(error)
+    model.load_state_dict({name: one for name, one in kept.items() if "router" in name}, strict=False)
+    routers = copy.deepcopy(kept)
+    for name in [name for name in kept if "router" not in name]:
+        del routers[name]
+    model.load_state_dict(routers, strict=False)  # says where experts lived, and has none
     yr.move_experts(model, yard, np.arange(EXPERTS) // 4)
     with torch.no_grad():
         model[0].down.zero_()
@@ -159,10 +187,13 @@ def beside(yard, rank):
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder, 0)
     said = []
-    for given in ("extra", "per_rank"):
+    for given, ranks in (("extra", range(4)), ("per_rank", range(4)), ("extra", [0])):
+        average = {
+            "average": copy.deepcopy(model)
+        }  # on all ranks: a copy is a layer of its own, with a number
         try:
             yr.save_checkpoint(
-                folder[0], model, None, yard, step=1, **{given: {"average": copy.deepcopy(model)}}
+                folder[0], model, None, yard, step=1, **{given: average if rank in ranks else {}}
             )
         except MoeyardError as error:
             said.append(str(error))
@@ -186,6 +217,8 @@ def second(yard, rank):
 def overflowed(yard, rank):
     """One rank's experts have an infinite gradient: the scale of the next step, and whether weights stayed, beside a step without."""
     found = []
+    unused = torch.amp.GradScaler(kind(), enabled=False)
+    yr.unscale_gradients(unused, torch.optim.SGD(_model(yard, rank).parameters(), lr=0.1), yard)
     for bad in (False, True):
         model = _model(yard, rank)
         optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(kind(), 2.0)

@@ -133,6 +133,8 @@ def clip_grad_norm_(
 def unscale_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, yard: Company) -> None:
     """`scaler.unscale_(optimizer)`, and all ranks know if any of them found infinities: each has experts of its own, and one that left out
     the step alone would part from the others. Call it on every rank after `sync_gradients`, before clipping and `scaler.step`."""
+    if not scaler.is_enabled():
+        return
     scaler.unscale_(optimizer)
     found = list(scaler._found_inf_per_device(optimizer).values())
     anywhere = torch.tensor([any(float(one) > 0.0 for one in found)], dtype=torch.float32)

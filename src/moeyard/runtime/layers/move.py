@@ -23,7 +23,6 @@ from moeyard.runtime.layers.share import (
     expert_modules,
     refuse_altered,
     refuse_elsewhere,
-    stack_parameters,
 )
 from moeyard.runtime.roles import Base
 
@@ -32,17 +31,24 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 @torch.no_grad()
-def move_experts(model: nn.Module, yard: Base, homes: Homes, optimizer: Optimizers = None) -> int:
+def move_experts(
+    model: nn.Module,
+    yard: Base,
+    homes: Homes,
+    optimizer: Optimizers = None,
+    *,
+    copies: Sequence[nn.Module] = (),
+) -> int:
     """Let experts live on other ranks from now on; returns how many moved. Every rank calls this between two steps.
 
     homes: the rank of each expert, or a Placement, for all layers or by module name. The parameters stay the same objects, so the
-    optimizer keeps them; its state moves along, of several (a list) each one's. Gradients are dropped. Copies of a layer (an average of
-    the weights, say) stay as they are unless they are part of `model`, which a warning says.
+    optimizer keeps them; its state moves along, of several (a list) each one's. Gradients are dropped. copies: models of the same
+    layers in the same order, an average of the weights, say, that move along; a deep copy that is not among them is warned of.
     """
     given = several(optimizer)
     orders, error = list[_Order](), None
     try:
-        orders = _orders(model, yard, homes, given)
+        orders = _orders(model, yard, homes, given, copies)
     except Exception as wrong:
         error = wrong
     floor = yard.floor("move_experts")
@@ -56,7 +62,7 @@ def move_experts(model: nn.Module, yard: Base, homes: Homes, optimizer: Optimize
     all_or_none(floor, error, InvalidPlacement)  # other expert-parallel groups have not seen it
     for one, states in zip(orders, known, strict=True):
         moves = _Moves(yard, one.share.home_E, one.home_E)
-        stepped = ((parameter, stepper) for parameter in one.parameters for stepper in given)
+        stepped = ((parameter, stepper) for parameter in one.parameters for stepper in given if not one.copy)
         for (parameter, stepper), about in zip(stepped, states, strict=True):
             _move_state(parameter, stepper, about, moves)
         for parameter in one.parameters:
@@ -64,14 +70,16 @@ def move_experts(model: nn.Module, yard: Base, homes: Homes, optimizer: Optimize
         one.module.expert_share = Share(one.home_E, yard.rank, one.share.stacks)
     if orders:
         yard.forecasts.forget()  # plans send experts from where they were
-        _warn_of_copies(model, orders)
-    return sum(int((one.home_E != one.share.home_E).sum()) for one in orders)
+        _warn_of_copies([model, *copies], orders)
+    return sum(int((one.home_E != one.share.home_E).sum()) for one in orders if not one.copy)
 
 
 def several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
+    """Each once: what wraps another has its state."""
     if optimizers is None:
         return ()
-    return (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    given: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+    return list({id(one.state): one for one in given}.values())
 
 
 def _put(parameter: nn.Parameter, data: torch.Tensor) -> None:
@@ -84,16 +92,22 @@ def _put(parameter: nn.Parameter, data: torch.Tensor) -> None:
     parameter.data = data
 
 
-def _warn_of_copies(model: nn.Module, orders: list[_Order]) -> None:
-    layers: list[Any] = [module for _, module in expert_modules(model)]
+def _warn_of_copies(models: Sequence[nn.Module], orders: list[_Order]) -> None:
+    """An average has a copy of each layer. Layers that were copied from one another, inside a model or from one that is kept, are none."""
+    layers: list[Any] = [module for model in models for _, module in expert_modules(model)]
     here = {id(module.expert_site) for module in layers}
-    left = [one.name for one in orders if any(id(site) not in here for site in one.module.expert_site.family)]
+    left = []
+    for one in orders:
+        family = one.module.expert_site.family
+        inside = sum(id(site) in here for site in family)
+        if len(family) >= 2 * inside:
+            left.append(one.name)
     if left:
         warnings.warn(
             f"experts of {', '.join(left)} have moved, and copies of these layers that are not part of the model have not: what goes "
-            f"through both parameter by parameter (an average of the weights) would mix different experts; move both together, as "
-            f"torch.nn.ModuleList([model, copy])",
-            stacklevel=3,
+            f"through both parameter by parameter (an average of the weights) would mix different experts; let them move along: "
+            f"copies=[...]",
+            stacklevel=4,  # torch.no_grad is between
         )
 
 
@@ -106,60 +120,87 @@ class _Order(NamedTuple):
     home_E: IntArray
     parameters: list[nn.Parameter]
     about: list[About]
+    copy: bool = False
 
 
 def _orders(
-    model: nn.Module, yard: Base, homes: Homes, steppers: Sequence[torch.optim.Optimizer]
+    model: nn.Module,
+    yard: Base,
+    homes: Homes,
+    steppers: Sequence[torch.optim.Optimizer],
+    copies: Sequence[nn.Module],
 ) -> list[_Order]:
     """Of the layers whose homes change; touches nothing."""
     refuse_elsewhere(model, yard, "move_experts")
-    found: list[_Order] = []
     done: dict[int, IntArray] = {}
-    for name, module in expert_modules(model):
-        share: Share = module.expert_share  # type: ignore[assignment]
-        given = homes.get(name) if isinstance(homes, Mapping) else homes
-        if given is None:
-            continue
-        home_E = np.asarray(given.home_E if isinstance(given, Placement) else given)
-        whole = home_E.shape == share.home_E.shape and home_E.dtype.kind in "iu"
-        if not whole or (home_E < 0).any() or (home_E >= yard.size).any():
-            raise InvalidPlacement(
-                f"{name}: homes must be {share.num_experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
-            )
-        if (home_E != share.home_E).any():
-            refuse_altered(name, module, "move experts")
-        own: dict[str, nn.Parameter] = {stack.name: getattr(module, stack.name) for stack in share.stacks}
-        if any((done.get(id(one), home_E) != home_E).any() for one in own.values()):
-            raise InvalidPlacement(f"{name}: shares its experts with a layer that has other homes")
-        travel = {key: one for key, one in own.items() if id(one) not in done}  # layers may share experts
-        done |= {id(one): home_E for one in own.values()}
-        if (home_E == share.home_E).all():
-            continue
-        about = [
-            _about(f"{name}.{key}", one, stepper.state.get(one, {}))
-            for key, one in travel.items()
-            for stepper in steppers
-        ]
-        found.append(_Order(name, module, share, home_E, list(travel.values()), about))
+    layers: list[tuple[str, Any]] = list(expert_modules(model))
+    wanted = [_wanted(name, module, homes, yard) for name, module in layers]
+    found = [_order(*layer, home_E, steppers, done) for layer, home_E in zip(layers, wanted, strict=True)]
     if steppers:
-        _refuse_unstepped(model, found, steppers)
-    return found
+        _refuse_unstepped([one for one in found if one is not None], steppers)
+    for number, copy in enumerate(copies):
+        refuse_elsewhere(copy, yard, "move_experts")
+        its: list[tuple[str, Any]] = list(expert_modules(copy))
+        counts = [[one.expert_share.num_experts for _, one in some] for some in (its, layers)]
+        if counts[0] != counts[1]:
+            raise InvalidModel(
+                f"copies[{number}] has layers of {counts[0]} experts, the model of {counts[1]}; a copy has the same layers in the same order"
+            )
+        found += [
+            _order(f"copies[{number}].{name}", module, home_E, (), done, copy=True)
+            for (name, module), home_E in zip(its, wanted, strict=True)
+        ]
+    return [one for one in found if one is not None]
 
 
-def _refuse_unstepped(
-    model: nn.Module, orders: list[_Order], steppers: Sequence[torch.optim.Optimizer]
-) -> None:
-    """A trained layer that no optimizer has: the one that has it was forgotten. A copy of a layer that one has is none of theirs."""
+def _wanted(name: str, module: Any, homes: Homes, yard: Base) -> IntArray:
+    """The homes that are asked for; of a layer that nobody speaks of, those that it has."""
+    share: Share = module.expert_share
+    given = homes.get(name) if isinstance(homes, Mapping) else homes
+    if given is None:
+        return share.home_E
+    home_E = np.asarray(given.home_E if isinstance(given, Placement) else given)
+    whole = home_E.shape == share.home_E.shape and home_E.dtype.kind in "iu"
+    if not whole or (home_E < 0).any() or (home_E >= yard.size).any():
+        raise InvalidPlacement(
+            f"{name}: homes must be {share.num_experts} ranks in 0..{yard.size - 1}, got {home_E.tolist()}"
+        )
+    return home_E
+
+
+def _order(
+    name: str,
+    module: Any,
+    home_E: IntArray,
+    steppers: Sequence[torch.optim.Optimizer],
+    done: dict[int, IntArray],
+    *,
+    copy: bool = False,
+) -> _Order | None:
+    """None: the layer has these homes. `done`: the homes of the parameters of the layers before."""
+    share: Share = module.expert_share
+    if (home_E != share.home_E).any():
+        refuse_altered(name, module, "move experts")
+    own: dict[str, nn.Parameter] = {stack.name: getattr(module, stack.name) for stack in share.stacks}
+    if any((done.get(id(one), home_E) != home_E).any() for one in own.values()):
+        raise InvalidPlacement(f"{name}: shares its experts with a layer that has other homes")
+    travel = {key: one for key, one in own.items() if id(one) not in done}  # layers may share experts
+    done |= {id(one): home_E for one in own.values()}
+    if (home_E == share.home_E).all():
+        return None
+    about = [
+        _about(f"{name}.{key}", one, stepper.state.get(one, {}))
+        for key, one in travel.items()
+        for stepper in steppers
+    ]
+    return _Order(name, module, share, home_E, list(travel.values()), about, copy)
+
+
+def _refuse_unstepped(orders: list[_Order], steppers: Sequence[torch.optim.Optimizer]) -> None:
+    """A trained layer that no optimizer has: the one that has it was forgotten."""
     stepped = {id(one) for stepper in steppers for group in stepper.param_groups for one in group["params"]}
-    layers: list[Any] = [module for _, module in expert_modules(model)]
-    families = {
-        id(module.expert_site.family)
-        for module in layers
-        if any(id(one) in stepped for _, one in stack_parameters(module))
-    }
     for order in orders:
-        trained = [one for one in order.parameters if one.requires_grad and id(one) not in stepped]
-        if trained and id(order.module.expert_site.family) not in families:
+        if any(one.requires_grad and id(one) not in stepped for one in order.parameters):
             raise InvalidModel(
                 f"{order.name}: the optimizer does not have its experts, so that their state would stay with other experts; give the "
                 f"one that steps them, or a list of all optimizers"

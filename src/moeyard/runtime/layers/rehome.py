@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,20 @@ from moeyard.runtime.layers.share import expert_modules, stack_parameters
 from moeyard.runtime.roles import Base
 
 
-def rehome(model: nn.Module, yard: Base, optimizer: Optimizers = None, *, steps: int = STEPS) -> int:
+def rehome(
+    model: nn.Module,
+    yard: Base,
+    optimizer: Optimizers = None,
+    *,
+    steps: int = STEPS,
+    copies: Sequence[nn.Module] = (),
+) -> int:
     """Let experts live where the counts of the last calls say that `steps` steps will save more than the move costs; returns how many
     moved. Every rank calls this between two steps: all have the same counts (of several expert-parallel groups the mean), so all
     decide alike, and `move_experts` compares it.
 
-    The optimizer's state moves along; gradients are dropped. Layers that share experts, and copies of a layer, move together; those that
-    were never called stay as they are.
+    The optimizer's state and `copies` (as of `move_experts`) move along; gradients are dropped. Layers that share experts move together;
+    those that were never called stay as they are.
     """
     options, homes = yard.options, dict[str, IntArray]()
     layers = _together(model)
@@ -34,15 +42,14 @@ def rehome(model: nn.Module, yard: Base, optimizer: Optimizers = None, *, steps:
                 yard.cluster, history, home_E, options.planner, options.slots, options.costed, steps=steps
             )
             homes |= {name: better for name, _ in same}
-    return move_experts(model, yard, homes, optimizer)
+    return move_experts(model, yard, homes, optimizer, copies=copies)
 
 
 def _together(model: nn.Module) -> list[list[tuple[str, Any]]]:
-    """Layers in groups that keep the same homes: they share experts, or are copies of one another."""
+    """Layers in groups that keep the same homes, since they share experts."""
     groups, of = list[list[tuple[str, Any]]](), dict[int, list[tuple[str, Any]]]()
     for name, module in expert_modules(model):
-        found: Any = module
-        marks = [id(found.expert_site.family), *(id(one) for _, one in stack_parameters(module))]
+        marks = [id(one) for _, one in stack_parameters(module)]
         group = next((of[mark] for mark in marks if mark in of), None)
         if group is None:
             groups.append(group := [])

@@ -103,12 +103,18 @@ def _tell_homes(module: Any, _: Any, __: str, about: dict[str, Any]) -> None:
     about["expert_homes"] = module.expert_share.home_E.tolist()
 
 
-def _refuse_other_homes(module: Any, _: Any, prefix: str, about: Mapping[str, Any], *__: Any) -> None:
+def _refuse_other_homes(
+    module: Any, state: Mapping[str, Any], prefix: str, about: Mapping[str, Any], *_: Any
+) -> None:
     here, there = module.expert_share.home_E.tolist(), about.get("expert_homes")
-    if there is not None and there != here:
+    stacks = tuple(
+        prefix + way + name for name in module.expert_parameter_names for way in ("", "parametrizations.")
+    )
+    if there is not None and there != here and any(key.startswith(stacks) for key in state):
         raise InvalidPlacement(
-            f"{prefix.rstrip('.') or type(module).__name__}: the state dict has experts at home on {there}, the model on {here}; "
-            f"move_experts(model, yard, homes) back before it is loaded, or keep a checkpoint, which any homes can load"
+            f"{prefix.rstrip('.') or type(module).__name__}: the state dict has experts at home on {there}, the model on {here}, and what "
+            f"comes before this layer is loaded already; move_experts(model, yard, homes) back and load it again, or keep a "
+            f"checkpoint, which any homes can load"
         )
 
 

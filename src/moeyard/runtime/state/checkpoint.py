@@ -286,13 +286,13 @@ def _collect(
     state = parts.model_state(model) | parts.optimizer_state(model, optimizer)
     tensors = {name: one for name, one in state.items() if isinstance(one, torch.Tensor | LogicalStack)}
     others = {name: one for name, one in state.items() if name not in tensors}
-    others |= parts.object_state("extra", extra or {})
-    if rank > 0:
-        others = {}  # as rank 0 has them
-    others |= parts.object_state(f"rank {rank}", {"random": parts.random_state(), **(per_rank or {})})
     inner: dict[str, torch.Tensor] = {}
     values, flaw = {}, None
     try:
+        others |= parts.object_state("extra", extra or {})
+        if rank > 0:
+            others = {}  # as rank 0 has them
+        others |= parts.object_state(f"rank {rank}", {"random": parts.random_state(), **(per_rank or {})})
         values = {name: encode(name, one, inner) for name, one in others.items()}
     except NotSaved as error:
         flaw = str(error)  # told to all ranks: they wait for this one

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from moeyard.errors import InvalidFile, InvalidModel
+from moeyard.errors import InvalidFile, InvalidModel, NotSaved
 from moeyard.formats.strict import short
 from moeyard.runtime.layers.move import Optimizers, several
 from moeyard.runtime.layers.share import Share, expert_modules, stack_parameters
@@ -304,7 +304,7 @@ def object_state(prefix: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """What has a state_dict gives it; anything else is saved as it is."""
     for name, one in objects.items():
         if isinstance(one, nn.Module) and any(True for _ in expert_modules(one)):
-            raise InvalidModel(
+            raise NotSaved(
                 f"{name!r} has experts, of which every rank has others: save it as the model of a checkpoint of its own "
                 f"(save_checkpoint(folder, {name}, None, yard, step=...)), not beside another"
             )

@@ -129,12 +129,12 @@ class Groups:
         abort_groups(mine, device_of(self._world.backend))
 
     def close(self) -> None:
-        if self._aborted:
-            return  # to destroy what was aborted may wait for ever
+        if self._aborted or not dist.is_initialized():
+            return  # to destroy what was aborted may wait for ever; and the caller may have destroyed all of them
         self.channels.close()
         if self._behind is not None:
             self._behind.close()
-        for group in self._own if dist.is_initialized() else ():  # else the caller has destroyed all of them
+        for group in self._own:
             dist.destroy_process_group(group)
 
 
