@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=150.0)
     options = parser.parse_args()
     loops, bad = options.loops.split(","), 0
+    if unknown := sorted(set(loops) - set(LOOPS)):
+        parser.error(f"--loops: {', '.join(unknown)} is none of {', '.join(LOOPS)}")
     for options.loops in loops:
         options.ranks = LOOPS[options.loops]
         ended = on_ranks(__file__, options, ["loops", "limit"], run)

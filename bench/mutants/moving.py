@@ -32,7 +32,7 @@ MOVING = [
     Mutant(
         "an optimizer that is given twice moves its state twice",
         "runtime/layers/move.py",
-        "return list({id(one.state): one for one in given}.values())",
+        "return list({id(state): one for state, one in zip(states, given, strict=True)}.values())",
         "return given",
         f"{_NUMBERS}[two_optimizers]",
     ),
@@ -88,7 +88,7 @@ MOVING = [
     Mutant(
         "a model with experts is an extra, as rank 0 has it",
         "runtime/state/training_state.py",
-        "if isinstance(one, nn.Module) and any(True for _ in expert_modules(one)):",
+        "if isinstance(one, nn.Module) and any(expert_modules(one)):",
         "if False:",
         f"{_MOVED}::test_a_model_with_experts_is_no_extra_of_a_checkpoint",
     ),

@@ -21,6 +21,7 @@ from joblib import Parallel, delayed, parallel_config
 from moeyard.errors import MoeyardError
 
 BACKENDS = ("loky", "threading", "dask", "ray")
+_AGAIN, _TIMES = 0.01, 100  # seconds until an interrupt that waits is tried again, and how often
 _LOCKS = ("threading", "queue", "concurrent.futures", "multiprocessing", "joblib.externals")
 
 
@@ -36,8 +37,9 @@ def start(jobs: int) -> None:
         started = Parallel(n_jobs=jobs, return_as="generator")(delayed(os.getpid)() for _ in range(jobs))
     finally:
         signal.signal(signal.SIGINT, before)
-        del os.environ["PYTHONWARNINGS"]
-        if told is not None:
+        if told is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
             os.environ["PYTHONWARNINGS"] = told
     for _ in started:
         pass
@@ -90,14 +92,14 @@ def calm_interrupts() -> Iterator[None]:
     main, waited = threading.get_ident(), 0
 
     def again() -> None:
-        time.sleep(0.01)
+        time.sleep(_AGAIN)
         signal.pthread_kill(main, signal.SIGINT)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         nonlocal waited
         waited += 1
         name = "" if frame is None else str(frame.f_globals.get("__name__"))
-        if waited < 100 and name.startswith(_LOCKS):
+        if waited < _TIMES and name.startswith(_LOCKS):
             start_new_thread(again, ())  # a Thread would take such locks itself
         else:
             raise KeyboardInterrupt

@@ -89,7 +89,7 @@ def together(yard, rank, still):
 
 def two_optimizers(yard, rank, still):
     """The dense part has one, the experts another."""
-    refused = []
+    refused, moved = [], []
 
     def change(model, optimizers, step):
         if step == 2:
@@ -97,20 +97,23 @@ def two_optimizers(yard, rank, still):
                 yr.move_experts(model, yard, OTHER, optimizers[1])
             except MoeyardError as error:
                 refused.append(str(error))
-            yr.move_experts(model, yard, OTHER, [*optimizers, optimizers[0]])
+            moved.append(yr.move_experts(model, yard, OTHER, [*optimizers, optimizers[0]]))
 
     ways = [_losses(yard, rank, one, apart=True) for one in (lambda *_: 0, change)]
-    return {"losses": ways, "moved": 4, "refused": refused[0]}
+    return {"losses": ways, "moved": sum(moved), "refused": refused[0]}
 
 
 def kept_loss(yard, rank, still):
     """Ranks have more experts, or fewer, while the graph of the last step is alive."""
 
+    moved = []
+
     def change(model, optimizers, step):
         if step in (1, 3):
-            yr.move_experts(model, yard, UNEVEN if step == 1 else np.arange(EXPERTS) // 4, optimizers[0])
+            homes = UNEVEN if step == 1 else np.arange(EXPERTS) // 4
+            moved.append(yr.move_experts(model, yard, homes, optimizers[0]))
 
-    return {"losses": [still, _losses(yard, rank, change)], "moved": 4}
+    return {"losses": [still, _losses(yard, rank, change)], "moved": sum(moved)}
 
 
 def shared(yard, rank, still):

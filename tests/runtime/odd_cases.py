@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 from unittest import mock
@@ -153,13 +154,22 @@ def replaced_by_one(layers, x, yard):
     return found
 
 
+@contextlib.contextmanager
+def _uncollected():
+    """What goes round in a circle stays until a rank collects it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def collected_by_one(layers, x, yard):
     """A second model is dropped in a circle of references, and one rank alone has collected it."""
     others = _model(yard, 7)
     others.circle = [others]
     found = []
-    gc.disable()
-    try:
+    with _uncollected():
         for step in range(5):
             _turn(layers, step)
             with torch.no_grad():
@@ -171,16 +181,13 @@ def collected_by_one(layers, x, yard):
                 others = None
                 if dist.get_rank() == 0:
                     gc.collect()
-    finally:
-        gc.enable()
     return found
 
 
 def begun_by_one(layers, x, yard):
     """A whole model's forward is begun where the one before was dropped, and one rank alone has collected it."""
     found = []
-    gc.disable()
-    try:
+    with _uncollected():
         for seed in (0, 7):
             model = _model(yard, seed)
             for step in range(4):
@@ -192,8 +199,6 @@ def begun_by_one(layers, x, yard):
             model = None
             if dist.get_rank() == 0:
                 gc.collect()
-    finally:
-        gc.enable()
     return found
 
 

@@ -18,12 +18,7 @@ from moeyard.placement import Placement
 from moeyard.runtime.agree.first import all_or_none
 from moeyard.runtime.faults.errors import Mismatch
 from moeyard.runtime.layers.autograd import all_to_all_single
-from moeyard.runtime.layers.share import (
-    Share,
-    expert_modules,
-    refuse_altered,
-    refuse_elsewhere,
-)
+from moeyard.runtime.layers.share import Share, expert_modules, refuse_altered, refuse_elsewhere
 from moeyard.runtime.roles import Base
 
 Homes = Placement | IntArray | Mapping[str, "Placement | IntArray"]
@@ -79,7 +74,8 @@ def several(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
     if optimizers is None:
         return ()
     given: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
-    return list({id(one.state): one for one in given}.values())
+    states = [one.state for one in given]  # kept, so that no two have the same id
+    return list({id(state): one for state, one in zip(states, given, strict=True)}.values())
 
 
 def _put(parameter: nn.Parameter, data: torch.Tensor) -> None:

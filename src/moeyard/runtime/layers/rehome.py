@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from moeyard.arrays import IntArray
@@ -74,5 +75,5 @@ def _mean(counts: list[list[IntArray]], yard: Base) -> list[list[Demand]]:
         for one in (one for some in counts for one in some):
             whole = torch.from_numpy(np.ascontiguousarray(one)).to(yard.device)
             floor.all_reduce(whole, group=yard.data_group)
-            one[...] = whole.cpu().numpy() // yard.data_group.size()
+            one[...] = whole.cpu().numpy() // dist.get_world_size(yard.data_group)
     return [[Demand(one) for one in some] for some in counts]

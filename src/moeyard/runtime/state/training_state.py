@@ -303,7 +303,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def object_state(prefix: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """What has a state_dict gives it; anything else is saved as it is."""
     for name, one in objects.items():
-        if isinstance(one, nn.Module) and any(True for _ in expert_modules(one)):
+        if isinstance(one, nn.Module) and any(expert_modules(one)):
             raise NotSaved(
                 f"{name!r} has experts, of which every rank has others: save it as the model of a checkpoint of its own "
                 f"(save_checkpoint(folder, {name}, None, yard, step=...)), not beside another"
