@@ -239,8 +239,15 @@ def test_the_command_is_a_module_too(root):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["replay", "h200-4x8", "mixtral-8", "--slots", "-1"], ["--slots", "0", "moeyard replay --help"]),
-        (["schedule", "h200-4x8", "zipf:0.9", "--mb", "x"], ["--mb", "a valid ", "moeyard schedule --help"]),
+        (
+            ["replay", "h200-4x8", "mixtral-8", "--slots", "-1"],
+            ["--slots", "0", "-1", "moeyard replay --help"],
+        ),
+        (["replay", "h200-4x8", "mixtral-8", "--slots=1.5"], ["--slots", "1.5", "moeyard replay --help"]),
+        (
+            ["schedule", "h200-4x8", "zipf:0.9", "--mb", "x"],
+            ["--mb", "a valid ", "'x'", "moeyard schedule --help"],
+        ),
         (["schedule"], ["CLUSTER", "moeyard schedule --help"]),
         (["lab", "frob"], ["frob", "moeyard lab --help"]),
         (["lab", "slow", "nan", "1", "0.5"], ["NODE RAIL", "nan 1"]),

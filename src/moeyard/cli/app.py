@@ -251,7 +251,19 @@ def _refuse(error: Any) -> None:
         error.show()
         sys.exit(error.exit_code)
     where = error.ctx.command_path if error.ctx is not None else "moeyard"
-    _fail(f"{error.format_message().rstrip('.')}; see `{where} --help`")
+    _fail(f"{error.format_message().rstrip('.')}{_given(error)}; see `{where} --help`")
+
+
+def _given(error: Any) -> str:
+    """What was given for an option that is refused, where the message does not say."""
+    if "Input should be" not in error.format_message():
+        return ""
+    options, given = getattr(getattr(error, "param", None), "opts", ()), []
+    for one, after in zip(sys.argv[1:], [*sys.argv[2:], ""], strict=True):
+        option, joined, value = one.partition("=")
+        if option in options:
+            given.append(repr(value if joined else after))
+    return f", got {', '.join(given)}" if given else ""
 
 
 def _fail(message: str, status: int = 2) -> None:
