@@ -44,6 +44,7 @@ MANY_NODES = (
     8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
 )
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
+NO_GAPS = 1.002  # times what no order one to one can beat
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
@@ -212,8 +213,12 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
     matchings if they were looked at."""
     rows, latency = pairs.rows_NN, pairs.cluster.scale_out.latency
     crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
-    wire, least = pieces_in_order(crossing, rows, math.inf, latency)
-    if least > 1.002 * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
+    if (len(rows) - 1) * pairs.looks[1].longest <= NO_GAPS * busiest:  # even: no order is better
+        perms, least = shifts(len(rows)), pairs.looks[1].in_shifts
+        wire = in_list_order(perms, rows, 0)
+    else:
+        wire, least = pieces_in_order(crossing, rows, math.inf, latency)
+    if least > NO_GAPS * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
         seconds = in_pieces(crossing, rows, math.inf, latency)[1]
         perms, matched = _matchings(seconds, pairs.looks[1].in_turn)
         if matched < least:
