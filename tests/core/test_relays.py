@@ -208,3 +208,26 @@ def test_the_estimate_follows_gateways(nodes, centers, per, loss):
         seconds = my.simulate(cluster, my.Schedule(cluster, traffic, form, "wan")).makespan
         alone = per == 1 and nodes == centers
         assert estimate_relays(form) == pytest.approx(seconds, rel=1e-9 if alone else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rail", "rate", "load", "loss", "best"),
+    [
+        ((3, 2, 4), ((1, 0), 0.0), 12.5e9, "balanced", 0.0, "lpt"),
+        ((3, 1, 2), ((0, 0), 0.5), 5e9, "hot", 0.05, "shunt"),
+    ],
+)
+def test_auto_knows_who_is_best_past_a_bad_nic(shape, rail, rate, load, loss, best):
+    """A dead one: blocks by the least loaded nic; a slow one between few nodes: one to one, whose nics are seldom at the wan together."""
+    centers, per, ranks = shape
+    rails = np.ones((centers * per, ranks))
+    rails[rail[0]] = rail[1]
+    cluster = Cluster(
+        centers * per, ranks, Port(380e9, 2e-6), Port(48.85e9, 1e-5), datacenters=centers, wan=Port(rate, 1e-4), rails=rails,
+        contention=Contention(loss, 1, 2.0),
+    )  # fmt: skip
+    traffic = workload(load, cluster.num_ranks, mb=4, seed=1)
+    auto, other = (
+        my.simulate(cluster, my.schedule(cluster, traffic, name)).makespan for name in ("auto", best)
+    )
+    assert auto <= 1.01 * other

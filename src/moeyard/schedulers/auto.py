@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_blocks, estimate_lanes
+from moeyard.estimate import estimate, estimate_blocks, estimate_lanes
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
@@ -29,17 +29,20 @@ from moeyard.schedulers.lanes import (
     wave_orders,
     worth_waves,
 )
+from moeyard.schedulers.lpt import schedule_lpt
 from moeyard.schedulers.wan import wan_form
 from moeyard.traffic import Traffic
 
 EVEN = 1.005  # times what cannot be beaten: blocks that need not be divided
 NEAR = 1.02  # the same: near enough to look no further
 AMPLE = 1.08  # the same, for one family of lanes where nothing is lost by sharing: the other gains half a percent at most
+FEW = 4096  # blocks that are worth spelling out
 ROUGH = 0.95  # times an estimate of lanes node by node: it may be as little, lane by lane
 
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
-    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt, and with several datacenters wan.
+    """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt; with several datacenters of wan too, and of lpt
+    where nics are dead or slow.
 
     What cannot beat the best found so far is not built; what was built is in `considered`.
     """
@@ -128,9 +131,21 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
         choice.take("wan", *wan_form(pairs))
         if straight < choice.seconds:
             choice.straight()
-    lanes = port * cluster.contention.factor(cluster.nics_per_node) + wan.latency if busiest else 0.0
+    at_once = cluster.nics_per_node if cluster.nodes >= MANY_NODES else 1  # few nodes: seldom all at a time
+    lanes = port * cluster.contention.factor(at_once) + wan.latency if busiest else 0.0
     if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
+    if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
+        _past_bad_nics(pairs, choice)
+
+
+def _past_bad_nics(pairs: Pairs, choice: Choice) -> None:
+    """Where nics are dead or slow: whole blocks at once, each by the least loaded nic."""
+    cluster, traffic = pairs.cluster, pairs.traffic
+    if cluster.alike or np.count_nonzero(traffic.rows) > FEW:
+        return
+    made = schedule_lpt(cluster, traffic, int(traffic.rows.max()) * traffic.row_bytes)
+    choice.take("lpt", made.form, estimate(cluster, made))
 
 
 def _flows(pairs: Pairs) -> float:
