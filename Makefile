@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: help test run docs lint types warm signatures pytest bench golden oracle examples format clean long
 
