@@ -69,7 +69,7 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
             with parallel_config("ray"):
                 yield Parallel(n_jobs=jobs, return_as=return_as)
         else:
-            with calm_interrupts(), _hushed():
+            with calm_interrupts() as interrupts, _hushed(interrupts):
                 if name == "loky":
                     start(jobs)
                 with Parallel(n_jobs=jobs, backend=name, return_as=return_as) as parallel:
@@ -80,14 +80,20 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
         ) from error
 
 
+class Interrupts:
+    """Whether one was heard: set before it is raised, so before anything is ended for it."""
+
+    heard = False
+
+
 @contextmanager
-def calm_interrupts() -> Iterator[None]:
+def calm_interrupts() -> Iterator[Interrupts]:
     """Ctrl-C waits while this thread is inside the machinery of locks and queues: one that it leaves half taken is never free again, and
     joblib, which ends its processes then, would wait for it for ever. Not for longer than a second: who waits there waits for others. A
     handler of the caller's own, or none, stays."""
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    usual, interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler, Interrupts()
     if threading.current_thread() is not threading.main_thread() or not usual:
-        yield
+        yield interrupts
         return
     main, waited = threading.get_ident(), 0
 
@@ -102,24 +108,25 @@ def calm_interrupts() -> Iterator[None]:
         if waited < _TIMES and name.startswith(_LOCKS):
             start_new_thread(again, ())  # a Thread would take such locks itself
         else:
+            interrupts.heard = True
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """joblib's thread that hands out work may find its queue closed while the processes are ended, and would print where it was. After an
-    interrupt, which joblib hears first, it may do so later still."""
+def _hushed(interrupts: Interrupts) -> Iterator[None]:
+    """joblib's thread that hands out work may find its queue closed while the processes are ended, and would print where it was; after an
+    interrupt, which joblib hears first, its work or its processes gone, and later still."""
     before = threading.excepthook
 
     def hook(said: threading.ExceptHookArgs) -> None:
-        ended = isinstance(said.exc_value, ValueError) and "is closed" in str(said.exc_value)
-        if not ended or said.thread is None or said.thread.name != "ExecutorManagerThread":
+        closed = isinstance(said.exc_value, ValueError) and "is closed" in str(said.exc_value)
+        if not (closed or interrupts.heard) or said.thread is None or said.thread.name != "ExecutorManagerThread":
             before(said)
 
     threading.excepthook, interrupted = hook, False

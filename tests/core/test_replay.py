@@ -305,6 +305,24 @@ def test_the_thread_that_hands_out_work_is_hushed_where_its_queue_is_closed_befo
     assert threading.excepthook is before
 
 
+def test_after_an_interrupt_joblibs_thread_is_not_heard_whatever_it_misses(monkeypatch):
+    """Its work or its processes may be gone: the traceback of another kind that it would print is no error of anybody's."""
+
+    def fail():
+        raise KeyError(7)
+
+    said = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    with workers("loky", 1):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        for name in ("ExecutorManagerThread", "of the caller"):
+            thread = threading.Thread(target=fail, name=name)
+            thread.start()
+            thread.join()
+    assert [one.thread.name for one in said] == ["of the caller"]
+
+
 def test_ctrl_c_leaves_no_lock_half_taken():
     """Python takes a Condition in steps, and an interrupt between two of them leaves it taken: joblib then waits for ever."""
     condition, main = threading.Condition(threading.Lock()), threading.get_ident()
