@@ -123,15 +123,15 @@ MOVING = [
     Mutant(
         "joblib's thread is heard where its queue is closed",
         "workers.py",
-        "if not (closed or interrupts.heard) or",
-        "if not interrupts.heard or",
+        "ended = closed or interrupts.heard",
+        "ended = interrupts.heard",
         f"{_REPLAY}::test_the_thread_that_hands_out_work_is_hushed_where_its_queue_is_closed_before_the_interrupt_is_here[error0-False]",
     ),
     Mutant(
         "joblib's thread is heard after an interrupt",
         "workers.py",
-        "if not (closed or interrupts.heard) or",
-        "if not closed or",
+        "ended = closed or interrupts.heard",
+        "ended = closed",
         f"{_REPLAY}::test_after_an_interrupt_joblibs_thread_is_not_heard_whatever_it_misses",
     ),
 ]

@@ -14,6 +14,13 @@ _LAYERS, _KERNELS = "tests/core/test_layers.py", "tests/core/test_kernels.py"
 
 ONCE_REAL = [  # the first version had these
     Mutant(
+        "traffic is told apart by its sum",
+        "arrays.py",
+        "size, int(np.dot(first, numbers)), int(np.dot(second, numbers))",
+        "size, int(numbers.sum()), int(numbers.sum())",
+        "tests/core/test_arrays.py::test_a_blend_tells_arrays_apart",
+    ),
+    Mutant(
         "rows are added up in floats",
         "assignment.py",
         "return frozen(run_sums(*runs, self.num_ranks))",

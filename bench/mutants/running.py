@@ -280,8 +280,8 @@ RUNNING = [
     Mutant(
         "plans of other traffic have the same digest",
         "runtime/agree/digests.py",
-        "hashlib.sha256(schedule.traffic.fingerprint)",
-        "hashlib.sha256()",
+        "told = [schedule.traffic.fingerprint]",
+        'told = [b""]',
         f"{_YARD}::test_a_plan_digest_tells_plans_apart_without_their_transfers",
     ),
     Mutant(

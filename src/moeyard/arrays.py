@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,11 +37,27 @@ class Travels:
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
     """The array, or a copy if it is frozen or strided: kernels are compiled for one kind of array."""
-    return np.require(array, requirements=("C", "W"))
+    flags = array.flags
+    return array if flags.c_contiguous and flags.writeable else np.array(array, order="C")
 
 
 def all_writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
     return [writable(array) for array in arrays]
+
+
+def blended(array: NDArray[Any]) -> bytes:
+    """What tells arrays of 8-byte numbers apart, in every process alike: how many, and two sums with fixed odd weights, modulo 2**64.
+    Against mistakes, not malice: it takes a tenth of the time of a hash that withstands both."""
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint64)
+    size = numbers.size
+    first, second = _weights(max(10, size.bit_length()))[:, :size]
+    return struct.pack("<3Q", size, int(np.dot(first, numbers)), int(np.dot(second, numbers)))
+
+
+@lru_cache(maxsize=16)
+def _weights(bits: int) -> NDArray[np.uint64]:
+    """[2, 1 << bits] odd numbers, of the generator itself, whose numbers no version of numpy changes."""
+    return np.random.PCG64(bits).random_raw(2 << bits).reshape(2, -1) | np.uint64(1)
 
 
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:

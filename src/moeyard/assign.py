@@ -13,7 +13,7 @@ from moeyard.cost import ports_of, rates_of
 from moeyard.demand import Demand
 from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
 from moeyard.kernels.place import assign as kernel
-from moeyard.kernels.place.hosts import Groups, Hosts, hosts_of
+from moeyard.kernels.place.hosts import Groups
 from moeyard.kernels.place.quota import quota_shares
 from moeyard.kernels.step import search
 from moeyard.model import STAND_IN, ModelSpec
@@ -26,11 +26,6 @@ Policy = Callable[[Cluster, Demand, Placement], IntArray]  # -> runs [(src, expe
 def groups_of(cluster: Cluster) -> Groups:
     """The ranks of a node and of a datacenter, as the kernels count them."""
     return Groups(cluster.ranks_per_node, cluster.ranks_per_node * cluster.nodes_per_datacenter)
-
-
-def _hosts(placement: Placement) -> Hosts:
-    found: Hosts = hosts_of(writable(placement.hosts_ER), writable(placement.home_E))
-    return found
 
 
 def _rows(demand: Demand) -> IntArray:
@@ -50,20 +45,20 @@ def _own(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
 
 def _local_first(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """The nearest host: own rank, then node, then datacenter, then any; equally near hosts share the sources."""
-    to_ER = kernel.to_nearest(_hosts(placement), groups_of(cluster), cluster.num_ranks)
+    to_ER = kernel.to_nearest(placement.hosts, groups_of(cluster), cluster.num_ranks)
     return kernel.runs_to(_rows(demand), to_ER)  # type: ignore[no-any-return]
 
 
 def _even(cluster: Cluster, demand: Demand, placement: Placement) -> IntArray:
     """Every host of an expert serves the same number of its rows, near sources first."""
-    hosts = _hosts(placement)
+    hosts = placement.hosts
     share = kernel.even_shares(demand.rows.sum(axis=0), hosts.ptr_E)
     return kernel.share_runs(_rows(demand), hosts, share, groups_of(cluster))  # type: ignore[no-any-return]
 
 
 def _quota(cluster: Cluster, demand: Demand, placement: Placement, slack: float = 1.0) -> IntArray:
     """The least possible maximum of rows / speed over the ranks; where that leaves a choice, the nearer host."""
-    hosts, rows_ER, groups = _hosts(placement), _rows(demand), groups_of(cluster)
+    hosts, rows_ER, groups = placement.hosts, _rows(demand), groups_of(cluster)
     share, _ = quota_shares(rows_ER, hosts, writable(cluster.speed), groups, slack)
     return kernel.share_runs(rows_ER, hosts, share, groups)  # type: ignore[no-any-return]
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import all_writable
+from moeyard.arrays import IntArray, all_writable
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.lanes import Lanes
-from moeyard.kernels.program.lower import lower_tables
+from moeyard.kernels.program.lower import lower_back, lower_tables
 from moeyard.program import Program
-from moeyard.schedule import Schedule
+from moeyard.schedule import Form, Schedule
 
 
 def lower(schedule: Schedule, rank: int) -> Program:
     """The part of one rank. Builds nothing for the others."""
     if not 0 <= rank < schedule.traffic.num_ranks:
         raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
-    stages = schedule.stages
-    if isinstance(schedule.form, Lanes):  # the same in one call: this is on the critical path
-        lowered = schedule.form.lowered(rank, schedule if schedule.backward else None)
+    form, stages, rows = schedule.form, schedule.stages, schedule.traffic.rows
+    waits = stages.after_ptr, stages.after
+    if schedule.backward:
+        lowered = lower_back(*_tables(form, rank), rank, rows, *waits)
+    elif isinstance(form, Lanes):  # the same in one call: this is on the critical path
+        lowered = form.lowered(rank)
     else:
-        sends, receives = all_writable(schedule.sends(rank), schedule.receives(rank))
-        rows, waits = schedule.traffic.rows, (stages.after_ptr, stages.after)
-        lowered = lower_tables(sends, receives, rank, rows, len(stages), *waits)
+        lowered = lower_tables(*_tables(form, rank), rank, rows, len(stages), *waits)
     own, after_ptr, after, message_ptr, peer, send, rows, run_ptr, space, offset, length, sizes = lowered
     input_rows, relay_rows, output_rows, keep_input, keep_output, lost = sizes.tolist()
     if lost >= 0:
@@ -49,4 +50,11 @@ def lower(schedule: Schedule, rank: int) -> Program:
         keep_input=keep_input,
         keep_output=keep_output,
         keep_rows=int(schedule.traffic.rows[rank, rank]),
+    )
+
+
+def _tables(form: Form, rank: int) -> list[IntArray]:
+    """What the rank sends and receives on the way there."""
+    return (
+        form.tables(rank) if isinstance(form, Lanes) else all_writable(form.sends(rank), form.receives(rank))
     )

@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import BoolArray, IntArray, Travels, frozen
+from moeyard.arrays import BoolArray, IntArray, Travels, frozen, writable
 from moeyard.errors import InvalidPlacement
+from moeyard.kernels.place.hosts import Hosts, hosts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,12 @@ class Placement(Travels):
     def copies(self) -> int:
         """Replicas: hosts that are not homes."""
         return int(self.hosts_ER.sum()) - self.num_experts
+
+    @cached_property
+    def hosts(self) -> Hosts:
+        """As kernels take it."""
+        found: Hosts = hosts_of(writable(self.hosts_ER), writable(self.home_E))
+        return found
 
     def within(self, slots: int) -> Placement:
         """The same placement, or an error if a rank holds more than `slots` replicas."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import IntArray, Travels, frozen, row_counts
+from moeyard.arrays import IntArray, Travels, blended, frozen, row_counts
 from moeyard.errors import InvalidTraffic
 
 ROW_BYTES = 8192  # of traffic that does not say: 4096 values of 16 bits
@@ -46,6 +46,11 @@ class Traffic(Travels):
     @property
     def num_ranks(self) -> int:
         return int(self.rows.shape[0])
+
+    @classmethod
+    def of_counts(cls, rows_RR: IntArray, row_bytes: int) -> Traffic:
+        """Of rows that a kernel counted: they are not looked through again."""
+        return cls._sound(rows_RR, whole_row_bytes(row_bytes))
 
     @classmethod
     def of_crossing(cls, once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:
@@ -124,9 +129,8 @@ class Traffic(Travels):
             for part in copies:
                 digest.update(part)
             return digest.digest()[:16]
-        digest = hashlib.sha256(f"{self.num_ranks} {self.row_bytes} ".encode())
-        digest.update(self.rows.data)
-        return digest.digest()[:16]
+        size = f"{self.num_ranks} {self.row_bytes} ".encode()
+        return hashlib.sha256(size + blended(self.rows)).digest()[:16]
 
     def input_offsets(self, rank: int) -> IntArray:
         """Where the block for each target starts in `rank`'s input."""

@@ -126,7 +126,8 @@ def _hushed(interrupts: Interrupts) -> Iterator[None]:
 
     def hook(said: threading.ExceptHookArgs) -> None:
         closed = isinstance(said.exc_value, ValueError) and "is closed" in str(said.exc_value)
-        if not (closed or interrupts.heard) or said.thread is None or said.thread.name != "ExecutorManagerThread":
+        ended = closed or interrupts.heard
+        if not ended or said.thread is None or said.thread.name != "ExecutorManagerThread":
             before(said)
 
     threading.excepthook, interrupted = hook, False

@@ -17,11 +17,11 @@ from moeyard.kernels.lanes.loads import Loads, pair_loads
 from moeyard.kernels.lanes.parts import lane_part
 from moeyard.kernels.lanes.quotas import pair_sums
 from moeyard.kernels.lanes.types import Order, PairRows
-from moeyard.kernels.program.lower import lower_lanes, lower_lanes_back
+from moeyard.kernels.program.lower import lower_lanes
 from moeyard.kernels.program.tables import sort_transfers
 from moeyard.kernels.stages.forms import assemble, chained_form, staged_form
 from moeyard.kernels.stages.number import Wire as Assembly
-from moeyard.schedule import Schedule, Stages
+from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
 Wire = IntArray  # [5, message]: wire stage, k, f, lo, hi, in issue order
@@ -203,13 +203,21 @@ class Lanes:
         table: IntArray = lane_part(receive, self._room, rank, self.pairs.kernel, self.order)
         return frozen(table)
 
-    def lowered(self, rank: int, back: Schedule | None) -> tuple[Any, ...]:
-        """The arrays of a Program; `back`: of the way back."""
-        job = (rank, self._room, self.pairs.kernel, self.order)
-        if back is None:
-            return lower_lanes(*job)  # type: ignore[no-any-return]
-        stages = back.stages
-        return lower_lanes_back(*job, back.traffic.rows, stages.after_ptr, stages.after)  # type: ignore[no-any-return]
+    def lowered(self, rank: int) -> tuple[Any, ...]:
+        """The arrays of a Program."""
+        lowered, *tables = lower_lanes(rank, self._room, self.pairs.kernel, self.order)
+        self._kept[:] = rank, tables
+        return lowered  # type: ignore[no-any-return]
+
+    def tables(self, rank: int) -> list[IntArray]:
+        """What the rank sends and receives, as kernels take it; kept from where it was lowered last: the way back follows the way there."""
+        if not self._kept or self._kept[0] != rank:
+            self.lowered(rank)
+        return self._kept[1]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _kept(self) -> list[Any]:
+        return []
 
 
 def order_lanes(

@@ -3,7 +3,7 @@
 Called by `moeyard.assign` (runs) and `step.search` (sums). E experts, R ranks, K hosts of one expert, X hosts of all.
 Runs: int64 rows (src, expert, host, rows), sorted by the first three. share_X: how many rows of its expert each host serves.
 Where a whole (src, expert) goes to one host, a table says to which: to_ER. Where hosts have shares, an expert's rows are
-matched with them piece by piece; a piece is (src, host, rows), and a pair may come in several pieces.
+matched with them piece by piece; a piece is (src, k, rows), k counting the hosts of its expert, and a pair may come in several pieces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import inner, kernel
 
 
@@ -114,7 +113,7 @@ class Desk(NamedTuple):
     left_K: np.ndarray
     take_R: np.ndarray
     give_K: np.ndarray
-    pieces: np.ndarray  # [(src, host, rows), piece]
+    pieces: np.ndarray  # [(src, k, rows), piece]
 
 
 @kernel
@@ -175,7 +174,7 @@ def match(e, host_K, low, high, first, last, desk, n):
             take -= m
             desk.give_K[k] -= m
             desk.left_K[k] -= m
-            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, host_K[k], m
+            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, k, m
             n += 1
     return n
 
@@ -200,7 +199,7 @@ def split(e, rows_ER, host_K, share_K, groups, desk):
         desk.left_K[k] = share_K[k] - m
         left -= m
         if m > 0:
-            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, r, m
+            desk.pieces[0, n], desk.pieces[1, n], desk.pieces[2, n] = r, k, m
             n += 1
     if left == 0:
         return n
@@ -231,63 +230,64 @@ def share_sums(rows_ER, hosts, share_X, groups):
             continue
         n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
         for p in range(n):
-            into_RR[desk.pieces[1, p], desk.pieces[0, p]] += desk.pieces[2, p]
+            into_RR[hosts.host_X[first + desk.pieces[1, p]], desk.pieces[0, p]] += desk.pieces[2, p]
     return turned(into_RR)
 
 
+class Book(NamedTuple):
+    """Runs by source: those of source r are found[r * X] and on, count_R[r] of them, at most one for every host."""
+
+    found: np.ndarray  # [(expert, host, rows)]
+    count_R: np.ndarray
+    cell: np.ndarray  # of one expert, rows by src * K + k; zero when it is done
+
+
 @inner
-def tally(first, last, n, hosts, desk, cell):
-    """Add the pieces of an expert up by (src, host): cell[src * K + k]."""
+def note(r, e, host, rows, book):
+    """One more run of source r."""
+    at = r * (len(book.found) // len(book.count_R)) + book.count_R[r]
+    book.found[at, 0], book.found[at, 1], book.found[at, 2] = e, host, rows
+    book.count_R[r] += 1
+
+
+@inner
+def note_pieces(e, n, host_K, desk, book):
+    """The n pieces of expert e, added up by source and host."""
+    hosts = len(host_K)
     for p in range(n):
-        x = first
-        while hosts.host_X[x] != desk.pieces[1, p]:
-            x += 1
-        cell[desk.pieces[0, p] * (last - first) + x - first] += desk.pieces[2, p]
-
-
-@inner
-def by_source(found, n, ptr_R, out):
-    """The first n runs by source, else in their order; ptr_R: where the runs of each source begin, moved on to where they end."""
-    for i in range(n):
-        at = ptr_R[found[0, i]]
-        ptr_R[found[0, i]] += 1
-        for c in range(4):
-            out[c, at] = found[c, i]
+        book.cell[desk.pieces[0, p] * hosts + desk.pieces[1, p]] += desk.pieces[2, p]
+    for r in range(len(book.count_R)):
+        for k in range(hosts):
+            rows = book.cell[r * hosts + k]
+            if rows > 0:
+                note(r, e, host_K[k], rows, book)
+                book.cell[r * hosts + k] = 0
 
 
 @kernel
 def share_runs(rows_ER, hosts, share_X, groups):
     """Runs of hosts with shares, sorted by (src, expert, host)."""
     experts, ranks = rows_ER.shape
-    ptr = hosts.ptr_E
+    ptr, room = hosts.ptr_E, len(hosts.host_X)
     desk = desk_of(hosts, ranks)
-    room = np.int64(0)
-    for e in range(experts):
-        room += 4 * (ranks + ptr[e + 1] - ptr[e])
-    found = np.empty((4, room), np.int64)
     cell = np.zeros(ranks * len(desk.left_K), np.int64)
-    ptr_R = np.zeros(ranks + 1, np.int64)
-    at = np.int64(0)
+    book = Book(np.empty((ranks * room, 3), np.int64), np.zeros(ranks, np.int64), cell)
     for e in range(experts):
-        first, last = ptr[e], ptr[e + 1]
-        if last - first == 1:
-            for r in range(ranks):
-                cell[r] = rows_ER[e, r]
-        else:
-            n = split(e, rows_ER, hosts.host_X[first:last], share_X[first:last], groups, desk)
-            tally(first, last, n, hosts, desk, cell)
+        host_K, share_K = hosts.host_X[ptr[e] : ptr[e + 1]], share_X[ptr[e] : ptr[e + 1]]
+        if len(host_K) > 1:
+            n = split(e, rows_ER, host_K, share_K, groups, desk)
+            note_pieces(e, n, host_K, desk, book)
+            continue
         for r in range(ranks):
-            for k in range(last - first):
-                i = r * (last - first) + k
-                if cell[i] > 0:
-                    found[0, at], found[1, at] = r, e
-                    found[2, at], found[3, at] = hosts.host_X[first + k], cell[i]
-                    ptr_R[r + 1] += 1
-                    cell[i] = 0
-                    at += 1
-    pointers(ptr_R)
-    runs = np.empty((4, at), np.int64)
-    by_source(found, at, ptr_R, runs)
+            if rows_ER[e, r] > 0:
+                note(r, e, host_K[0], rows_ER[e, r], book)
+    runs = np.empty((4, book.count_R.sum()), np.int64)
+    n = 0
+    for r in range(ranks):
+        for i in range(r * room, r * room + book.count_R[r]):
+            runs[0, n], runs[1, n] = r, book.found[i, 0]
+            runs[2, n], runs[3, n] = book.found[i, 1], book.found[i, 2]
+            n += 1
     return runs
 
 

@@ -1,6 +1,6 @@
 """Hosts of experts as pointers, the groups of ranks around a rank, and free slots.
 
-Called by the other kernels of `place`, by `step.search`, and by `moeyard.assign`. E experts, R ranks, X hosts of all
+Called by the other kernels of `place`, by `step.search`, and by `moeyard.placement`. E experts, R ranks, X hosts of all
 experts one after another.
 """
 

@@ -1,6 +1,6 @@
 """One rank's transfers into one rank's program.
 
-Called by `lower` (by way of `Lanes.lowered` where the form is lanes) and, for its helpers, by `verify`. A table is an array of
+Called by `lower` (by way of `Lanes` where the form is lanes) and, for its helpers, by `verify`. A table is an array of
 transfers, see `tables`; an "own" stage is one in which the rank takes part, its "place" the number among them.
 """
 
@@ -225,16 +225,16 @@ def lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after):
 
 @kernel
 def lower_lanes(rank, room, pairs, order):
-    """`lower_tables` of the lanes form, without a way through Python in between."""
+    """`lower_tables` of the lanes form, without a way through Python in between; and the two tables."""
     sends, receives = lane_part(False, room, rank, pairs, order), lane_part(True, room, rank, pairs, order)
     stages = len(order.after_ptr) - 1
-    return lower_tables(sends, receives, rank, pairs.rows_RR, stages, order.after_ptr, order.after)
+    lowered = lower_tables(sends, receives, rank, pairs.rows_RR, stages, order.after_ptr, order.after)
+    return lowered, sends, receives
 
 
 @kernel
-def lower_lanes_back(rank, room, pairs, order, rows_RR, after_ptr, after):
-    """The same of the way back; its rows and stages are given."""
+def lower_back(sends, receives, rank, rows_RR, after_ptr, after):
+    """`lower_tables` of the way back: the tables are those of the way there, its rows and stages are given."""
     stages, ranks = len(after_ptr) - 1, len(rows_RR)
-    sends = flipped(lane_part(True, room, rank, pairs, order), stages, ranks)
-    receives = flipped(lane_part(False, room, rank, pairs, order), stages, ranks)
-    return lower_tables(sends, receives, rank, rows_RR, stages, after_ptr, after)
+    away, home = flipped(receives, stages, ranks), flipped(sends, stages, ranks)
+    return lower_tables(away, home, rank, rows_RR, stages, after_ptr, after)

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from moeyard.arrays import blended
 from moeyard.cluster import Cluster
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
+
+_LONG = 4096  # bytes of an array from which its blend is quicker than its bytes
 
 
 def small_digest(*parts: Any) -> int:
@@ -26,46 +29,47 @@ def small_digest(*parts: Any) -> int:
 
 def plan_digest(schedule: Schedule) -> int:
     """63 bits of the traffic and the compact form: what the transfers follow from, without spelling them out."""
-    digest = hashlib.sha256(schedule.traffic.fingerprint)
-    digest.update(f"{schedule.scheduler} {type(schedule.form).__name__} {schedule.backward}".encode())
-    _feed(digest, schedule.form)
+    told = [schedule.traffic.fingerprint]
+    told.append(f"{schedule.scheduler} {type(schedule.form).__name__} {schedule.backward}".encode())
+    _tell(told, schedule.form)
     if "stages" not in _names(type(schedule.form)):  # they follow from it
-        _feed(digest, schedule.form.stages)
-    return int.from_bytes(digest.digest()[:8], "big") >> 1
+        _tell(told, schedule.form.stages)
+    return int.from_bytes(hashlib.sha256(b"".join(told)).digest()[:8], "big") >> 1
 
 
 @lru_cache(maxsize=16)  # by the object: one yard plans on one or two
 def cluster_digest(cluster: Cluster) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    _feed_fields(digest, cluster)
-    return int.from_bytes(digest.digest(), "big") >> 1
+    told = list[Any]()
+    _tell_fields(told, cluster)
+    return int.from_bytes(hashlib.blake2b(b"".join(told), digest_size=8).digest(), "big") >> 1
 
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass that say what it is."""
+    """The fields of a dataclass that say what it is; none of what is no dataclass."""
     return tuple(one.name for one in fields(kind) if one.name != "name") if is_dataclass(kind) else ()
 
 
-def _feed(digest: Any, value: Any) -> None:
+def _tell(told: list[Any], value: Any) -> None:
     if isinstance(value, np.ndarray):
-        digest.update(b"%s%a" % (value.dtype.char.encode(), value.shape))
-        digest.update(np.ascontiguousarray(value).data)
+        long = value.nbytes >= _LONG and value.itemsize == 8
+        content = blended(value) if long else np.ascontiguousarray(value).data
+        told += (b"%s%a" % (value.dtype.char.encode(), value.shape), content)
     elif isinstance(value, Traffic):
-        digest.update(value.fingerprint)
+        told.append(value.fingerprint)
     elif isinstance(value, Cluster):
-        digest.update(b"%d" % cluster_digest(value))
-    elif is_dataclass(value):
-        _feed_fields(digest, value)
+        told.append(b"%d" % cluster_digest(value))
+    elif _names(value.__class__):
+        _tell_fields(told, value)
     elif isinstance(value, tuple):  # of arrays: numpy writes long ones out shortened
-        digest.update(b"%d of" % len(value))
+        told.append(b"%d of" % len(value))
         for one in value:
-            _feed(digest, one)
+            _tell(told, one)
     else:
-        digest.update(repr(value).encode() + b";")
+        told.append(repr(value).encode() + b";")
 
 
-def _feed_fields(digest: Any, value: Any) -> None:
-    digest.update(type(value).__name__.encode())
+def _tell_fields(told: list[Any], value: Any) -> None:
+    told.append(type(value).__name__.encode())
     for name in _names(value.__class__):
-        _feed(digest, getattr(value, name))
+        _tell(told, getattr(value, name))

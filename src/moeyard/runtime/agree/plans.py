@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,11 @@ class Step(NamedTuple):
     receives: tuple[Message, ...]
 
 
+# Of their fields in order, without the Python of a NamedTuple's own: a plan makes hundreds while all ranks wait for it.
+_MESSAGE: Callable[[Any], Message] = partial(tuple.__new__, Message)
+_STEP: Callable[[Any], Step] = partial(tuple.__new__, Step)
+
+
 class Steps:
     """A Program as tuples: what the interpreter walks. Neighbouring runs are joined; the rest is staged.
 
@@ -55,25 +61,20 @@ class Steps:
         self.staged_rows = int(joined.staged)
         runs = list(zip(*joined.runs.tolist(), strict=True))
         of_message = [tuple(runs[a:b]) for a, b in pairwise(joined.ptr_M.tolist())]
-        staged = joined.staged_M.tolist()
-        messages = list(map(Message, program.peer.tolist(), program.rows.tolist(), of_message, staged))
-        first = program.message_ptr
-        sent = np.concatenate([[0], np.cumsum(program.send)])[
-            first
-        ]  # a stage's sends come before its receives
-        middle = first[:-1] + np.diff(sent)
-        bounds = list(zip(first[:-1].tolist(), middle.tolist(), first[1:].tolist(), strict=True))
-        after = program.after.tolist()
-        self.steps = tuple(
-            map(
-                Step,
-                program.stage_S.tolist(),
-                program.scale_out_S.tolist(),
-                [tuple(after[a:b]) for a, b in pairwise(program.after_ptr.tolist())],
-                [tuple(messages[a:m]) for a, m, _ in bounds],
-                [tuple(messages[m:b]) for _, m, b in bounds],
-            )
+        of_messages = program.peer.tolist(), program.rows.tolist(), of_message, joined.staged_M.tolist()
+        messages = list(map(_MESSAGE, zip(*of_messages, strict=True)))
+        send, after, steps = program.send.tolist(), program.after.tolist(), []
+        of_stages = (
+            program.stage_S.tolist(),
+            program.scale_out_S.tolist(),
+            pairwise(program.after_ptr.tolist()),
+            pairwise(program.message_ptr.tolist()),
         )
+        for number, scale_out, waits, (first, last) in zip(*of_stages, strict=True):
+            middle = first + sum(send[first:last])  # a stage's sends come before its receives
+            exchanged = tuple(messages[first:middle]), tuple(messages[middle:last])
+            steps.append(_STEP((number, scale_out, tuple(after[slice(*waits)]), *exchanged)))
+        self.steps: tuple[Step, ...] = tuple(steps)
         self.chains = chains(program.after_ptr, program.after, program.scale_out_S)
 
 
