@@ -14,6 +14,13 @@ _LAYERS, _KERNELS = "tests/core/test_layers.py", "tests/core/test_kernels.py"
 
 ONCE_REAL = [  # the first version had these
     Mutant(
+        "the way back is that of whoever was lowered last",
+        "forms/lanes.py",
+        "if owner == rank:",
+        "if owner >= 0:",
+        "tests/core/test_program_kernels.py::test_a_program_of_the_way_back_is_lowered_from_its_tables",
+    ),
+    Mutant(
         "traffic is told apart by its sum",
         "arrays.py",
         "size, int(np.dot(first, numbers)), int(np.dot(second, numbers))",

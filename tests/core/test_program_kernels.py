@@ -62,16 +62,19 @@ def test_the_way_back_is_every_hop_turned_round_and_sorted(table):
 
 
 @settings(deadline=None)
-@given(jobs(), SCHEDULERS)
-def test_a_program_of_the_way_back_is_lowered_from_its_tables(job, scheduler):
-    """The fused kernel for lanes against the tables that any form gives."""
-    schedule = my.schedule(*job, scheduler).reversed()
+@given(jobs(), SCHEDULERS, st.sampled_from([None, 0, 1]))
+def test_a_program_of_the_way_back_is_lowered_from_its_tables(job, scheduler, last):
+    """The fused kernel for lanes against the tables that any form gives; whoever was lowered last: nobody, this rank, the next."""
+    there = my.schedule(*job, scheduler)
+    schedule = there.reversed()
     stages, listed = schedule.stages, np.array(schedule.transfers().tolist(), np.int64).reshape(-1, 7)
     for rank in range(schedule.cluster.num_ranks):
         sends, receives = listed[listed[:, SRC] == rank], listed[listed[:, DST] == rank]
         slow = lower_tables(
             sends, receives, rank, schedule.traffic.rows, len(stages), stages.after_ptr, stages.after
         )
+        if last is not None:
+            my.lower(there, (rank + last) % there.traffic.num_ranks)
         program = my.lower(schedule, rank)
         names = (
             "stage_S",

@@ -206,18 +206,15 @@ class Lanes:
     def lowered(self, rank: int) -> tuple[Any, ...]:
         """The arrays of a Program."""
         lowered, *tables = lower_lanes(rank, self._room, self.pairs.kernel, self.order)
-        self._kept[:] = rank, tables
+        vars(self)["_kept"] = rank, tables  # at once: ranks of one process may be threads
         return lowered  # type: ignore[no-any-return]
 
     def tables(self, rank: int) -> list[IntArray]:
-        """What the rank sends and receives, as kernels take it; kept from where it was lowered last: the way back follows the way there."""
-        if not self._kept or self._kept[0] != rank:
-            self.lowered(rank)
-        return self._kept[1]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _kept(self) -> list[Any]:
-        return []
+        """What the rank sends and receives, as kernels take it: kept if it was lowered last, since the way back follows the way there."""
+        owner, tables = vars(self).get("_kept", (-1, []))
+        if owner == rank:
+            return tables  # type: ignore[no-any-return]
+        return [lane_part(back, self._room, rank, self.pairs.kernel, self.order) for back in (False, True)]
 
 
 def order_lanes(
