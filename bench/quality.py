@@ -118,7 +118,7 @@ def complaints(
 ) -> list[str]:
     """Where `auto` breaks a promise in this cell."""
     most = limit(cell, by_simulation)
-    best = min((r, n) for n, r in ratios.items() if n != "auto")
+    best = min(((r, n) for n, r in ratios.items() if n != "auto"), default=(math.inf, ""))  # of --schedulers
     found = []
     if ratios["auto"] > slack * best[0]:
         found.append(f"{cell}: auto {ratios['auto']} is more than {slack - 1:.0%} above {best[1]} {best[0]}")
