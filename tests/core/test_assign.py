@@ -10,9 +10,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
 
 from moeyard.assign import ASSIGNERS, assign, groups_of
+from moeyard.assignment import Assignment
 from moeyard.cluster import Cluster, Port
 from moeyard.demand import Demand
-from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
+from moeyard.errors import InvalidDemand, InvalidPlacement, InvalidTraffic, UnknownName
 from moeyard.kernels.place import assign as kernel
 from moeyard.kernels.place.hosts import hosts_of
 from moeyard.placement import Placement
@@ -165,3 +166,10 @@ def test_bad_input_is_one_line():
         assign(cluster, Demand(np.ones((2, 3), int)), placement)
     with pytest.raises(UnknownName, match="did you mean 'quota'"):
         assign(cluster, Demand(np.ones((2, 2), int)), placement, "qouta")
+
+
+def test_an_assignment_made_by_hand_with_rows_below_zero_has_no_traffic():
+    src, rows = np.array([0, 1]), np.array([3, -2])
+    made = Assignment(2, src, np.zeros_like(src), 1 - src, rows)
+    with pytest.raises(InvalidTraffic, match=r"traffic\[1, 0\] is -2"):
+        made.traffic(8)
