@@ -123,14 +123,14 @@ MOVING = [
     Mutant(
         "joblib's thread is heard where its queue is closed",
         "workers.py",
-        "ended = closed or interrupts.heard",
-        "ended = interrupts.heard",
+        "ended = closed or said.thread in interrupts.ended",
+        "ended = said.thread in interrupts.ended",
         f"{_REPLAY}::test_the_thread_that_hands_out_work_is_hushed_where_its_queue_is_closed_before_the_interrupt_is_here[error0-False]",
     ),
     Mutant(
         "joblib's thread is heard after an interrupt",
         "workers.py",
-        "ended = closed or interrupts.heard",
+        "ended = closed or said.thread in interrupts.ended",
         "ended = closed",
         f"{_REPLAY}::test_after_an_interrupt_joblibs_thread_is_not_heard_whatever_it_misses",
     ),

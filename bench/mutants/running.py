@@ -285,6 +285,13 @@ RUNNING = [
         f"{_YARD}::test_a_plan_digest_tells_plans_apart_without_their_transfers",
     ),
     Mutant(
+        "clusters are told apart by sums of floats",
+        "runtime/agree/digests.py",
+        "value.dtype == np.int64",
+        "value.itemsize == 8",
+        f"{_YARD}::test_a_digest_knows_which_two_of_a_thousand_nics_are_dead[one0-other0]",
+    ),
+    Mutant(
         "a misspelt switch is on",
         "runtime/options.py",
         'if value not in ("on", "off"):',

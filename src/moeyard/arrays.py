@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,19 +44,22 @@ def all_writable(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
     return [writable(array) for array in arrays]
 
 
-def blended(array: NDArray[Any]) -> bytes:
-    """What tells arrays of 8-byte numbers apart, in every process alike: how many, and two sums with fixed odd weights, modulo 2**64.
-    Against mistakes, not malice: it takes a tenth of the time of a hash that withstands both."""
-    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint64)
-    size = numbers.size
-    first, second = _weights(max(10, size.bit_length()))[:, :size]
+# Odd numbers, of the generator itself, whose numbers no version of numpy changes.
+_WEIGHTS = np.random.PCG64(11).random_raw(1 << 13).reshape(2, -1) | np.uint64(1)
+
+
+def blended(counts: IntArray) -> bytes:
+    """What tells arrays of whole numbers apart, in every process alike: how many, and two sums with fixed odd weights, modulo 2**64; of
+    long arrays those of their parts are summed again. Against mistakes, not malice: it takes a tenth of the time of a hash that withstands
+    both. Not for floats, which may differ in their highest bits alone: of those little reaches the sums."""
+    numbers = np.ascontiguousarray(counts).reshape(-1).view(np.uint64)
+    size, most = numbers.size, _WEIGHTS.shape[1]
+    while numbers.size > most:
+        whole = numbers.size // most * most
+        parts = numbers[:whole].reshape(-1, most)
+        numbers = np.concatenate([parts @ _WEIGHTS[0], parts @ _WEIGHTS[1], numbers[whole:]])
+    first, second = _WEIGHTS[:, : numbers.size]
     return struct.pack("<3Q", size, int(np.dot(first, numbers)), int(np.dot(second, numbers)))
-
-
-@lru_cache(maxsize=16)
-def _weights(bits: int) -> NDArray[np.uint64]:
-    """[2, 1 << bits] odd numbers, of the generator itself, whose numbers no version of numpy changes."""
-    return np.random.PCG64(bits).random_raw(2 << bits).reshape(2, -1) | np.uint64(1)
 
 
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:

@@ -49,10 +49,10 @@ class Traffic(Travels):
 
     @classmethod
     def of_counts(cls, rows_RR: IntArray, row_bytes: int) -> Traffic:
-        """Of rows that a kernel counted: all that is looked for is what an assignment made by hand could hold."""
-        return (
-            cls(rows_RR, row_bytes) if rows_RR.min() < 0 else cls._sound(rows_RR, whole_row_bytes(row_bytes))
-        )
+        """Of rows that a kernel counted, in int64; what an assignment made by hand could hold is refused."""
+        if rows_RR.min() < 0 or int(rows_RR.max()) * rows_RR.size >= 2**62:
+            return cls(rows_RR, row_bytes)
+        return cls._sound(rows_RR, whole_row_bytes(row_bytes))
 
     @classmethod
     def of_crossing(cls, once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:

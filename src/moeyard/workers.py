@@ -81,9 +81,9 @@ def workers(backend: str, jobs: int, return_as: str = "list") -> Iterator[Parall
 
 
 class Interrupts:
-    """Whether one was heard: set before it is raised, so before anything is ended for it."""
+    """The threads that ran when one was heard: known before it is raised, so before anything is ended for it."""
 
-    heard = False
+    ended: frozenset[threading.Thread] = frozenset()
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def calm_interrupts() -> Iterator[Interrupts]:
         if waited < _TIMES and name.startswith(_LOCKS):
             start_new_thread(again, ())  # a Thread would take such locks itself
         else:
-            interrupts.heard = True
+            interrupts.ended = frozenset(threading.enumerate())
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
@@ -126,7 +126,7 @@ def _hushed(interrupts: Interrupts) -> Iterator[None]:
 
     def hook(said: threading.ExceptHookArgs) -> None:
         closed = isinstance(said.exc_value, ValueError) and "is closed" in str(said.exc_value)
-        ended = closed or interrupts.heard
+        ended = closed or said.thread in interrupts.ended
         if not ended or said.thread is None or said.thread.name != "ExecutorManagerThread":
             before(said)
 

@@ -9,7 +9,7 @@ import pytest
 from moeyard.arrays import blended, frozen, writable
 
 
-@pytest.mark.parametrize("size", [1, 2, 500, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("size", [1, 2, 500, 4095, 4096, 4097, 8192, 50_000])
 def test_a_blend_tells_arrays_apart(size):
     """One number changed, two exchanged, one more at the end, the same numbers at other places: each is seen; a copy is the same."""
     values = np.random.default_rng(7).integers(0, 1000, size)
@@ -34,7 +34,7 @@ def test_a_blend_is_the_same_in_every_process():
     )
     assert there.stdout.decode() == blended(values).hex()
     # and on every machine: weights come from the generator's own numbers
-    assert blended(np.arange(3)).hex() == "0300000000000000eb0f64d9279054dd57d94e80e916d502"
+    assert blended(np.arange(3)).hex() == "0300000000000000614326fa4744c8b3857e3e04bddbc0dc"
 
 
 def test_kernels_get_arrays_of_one_kind():

@@ -168,8 +168,11 @@ def test_bad_input_is_one_line():
         assign(cluster, Demand(np.ones((2, 2), int)), placement, "qouta")
 
 
-def test_an_assignment_made_by_hand_with_rows_below_zero_has_no_traffic():
-    src, rows = np.array([0, 1]), np.array([3, -2])
-    made = Assignment(2, src, np.zeros_like(src), 1 - src, rows)
-    with pytest.raises(InvalidTraffic, match=r"traffic\[1, 0\] is -2"):
+@pytest.mark.parametrize(
+    ("rows", "said"), [([3, -2], r"traffic\[1, 0\] is -2"), ([2**62, 2**62], "stay below")]
+)
+def test_an_assignment_made_by_hand_has_no_traffic_that_cannot_be(rows, said):
+    src = np.array([0, 1])
+    made = Assignment(2, src, np.zeros_like(src), 1 - src, np.array(rows))
+    with pytest.raises(InvalidTraffic, match=said):
         made.traffic(8)

@@ -306,21 +306,29 @@ def test_the_thread_that_hands_out_work_is_hushed_where_its_queue_is_closed_befo
 
 
 def test_after_an_interrupt_joblibs_thread_is_not_heard_whatever_it_misses(monkeypatch):
-    """Its work or its processes may be gone: the traceback of another kind that it would print is no error of anybody's."""
+    """Its work or its processes may be gone: the traceback of another kind that it would print is no error of anybody's. Of a thread that
+    is started later it is."""
+    ended, said = threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", said.append)
 
     def fail():
+        ended.wait()
         raise KeyError(7)
 
-    said = []
-    monkeypatch.setattr(threading, "excepthook", said.append)
+    def start(name):
+        thread = threading.Thread(target=fail, name=name)
+        thread.start()
+        return thread
+
     with workers("loky", 1):
+        before = [start("ExecutorManagerThread"), start("of the caller")]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        for name in ("ExecutorManagerThread", "of the caller"):
-            thread = threading.Thread(target=fail, name=name)
-            thread.start()
+        ended.set()
+        later = start("ExecutorManagerThread")
+        for thread in (*before, later):
             thread.join()
-    assert [one.thread.name for one in said] == ["of the caller"]
+    assert {one.thread for one in said} == {before[1], later}
 
 
 def test_ctrl_c_leaves_no_lock_half_taken():

@@ -62,6 +62,18 @@ def test_a_plan_digest_tells_plans_apart_without_their_transfers():
     assert cluster_digest(cluster) != cluster_digest(cluster.but(rails=[[1, 0], [1, 1]]))
 
 
+@pytest.mark.parametrize(("one", "other"), [((2, 671), (3, 142)), ((2, 45), (4, 741)), ((0, 861), (4, 1019))])
+def test_a_digest_knows_which_two_of_a_thousand_nics_are_dead(one, other):
+    """0 and 1 differ in their highest bits alone: in sums modulo 2**64 these pairs are alike."""
+    found = set()
+    for dead in (one, other):
+        rails = np.ones(1024)
+        rails[list(dead)] = 0
+        port = my.Port(4e11, 1e-6)
+        found.add(cluster_digest(my.Cluster(128, 8, port, port, rails=rails.reshape(128, 8))))
+    assert len(found) == 2
+
+
 def test_a_plan_digest_reads_every_element_of_long_arrays_in_tuples():
     cluster = my.Cluster(8, 4, my.Port(1e9, 1e-6), my.Port(1e8, 1e-5)).but(
         datacenters=2, wan=my.Port(1e7, 1e-3)

@@ -235,19 +235,36 @@ def share_sums(rows_ER, hosts, share_X, groups):
 
 
 class Book(NamedTuple):
-    """Runs by source: those of source r are found[r * X] and on, count_R[r] of them, at most one for every host."""
+    """Runs in the order in which they were found, how many of each source, and how many in all."""
 
-    found: np.ndarray  # [(expert, host, rows)]
+    found: np.ndarray  # [(src, expert, host, rows)]
     count_R: np.ndarray
+    total: np.ndarray  # [1]
     cell: np.ndarray  # of one expert, rows by src * K + k; zero when it is done
+
+
+@kernel
+def book_of(hosts, ranks, most):
+    """A book with room for all runs: an expert has at most so many as it has pieces, or pairs of a source and a host."""
+    room = np.int64(0)
+    for e in range(len(hosts.ptr_E) - 1):
+        number = hosts.ptr_E[e + 1] - hosts.ptr_E[e]
+        room += min(ranks * number, 4 * (ranks + number))
+    return Book(
+        np.empty((room, 4), np.int64),
+        np.zeros(ranks, np.int64),
+        np.zeros(1, np.int64),
+        np.zeros(ranks * most, np.int64),
+    )
 
 
 @inner
 def note(r, e, host, rows, book):
-    """One more run of source r."""
-    at = r * (len(book.found) // len(book.count_R)) + book.count_R[r]
-    book.found[at, 0], book.found[at, 1], book.found[at, 2] = e, host, rows
+    """One more run."""
+    at = book.total[0]
+    book.found[at, 0], book.found[at, 1], book.found[at, 2], book.found[at, 3] = r, e, host, rows
     book.count_R[r] += 1
+    book.total[0] += 1
 
 
 @inner
@@ -265,13 +282,32 @@ def note_pieces(e, n, host_K, desk, book):
 
 
 @kernel
+def by_source(book):
+    """The runs by source, else in their order."""
+    at_R = np.zeros(len(book.count_R), np.int64)
+    for r in range(1, len(at_R)):
+        at_R[r] = at_R[r - 1] + book.count_R[r - 1]
+    runs = np.empty((4, book.total[0]), np.int64)
+    for i in range(book.total[0]):
+        r = book.found[i, 0]
+        at = at_R[r]
+        at_R[r] += 1
+        runs[0, at], runs[1, at], runs[2, at], runs[3, at] = (
+            r,
+            book.found[i, 1],
+            book.found[i, 2],
+            book.found[i, 3],
+        )
+    return runs
+
+
+@kernel
 def share_runs(rows_ER, hosts, share_X, groups):
     """Runs of hosts with shares, sorted by (src, expert, host)."""
     experts, ranks = rows_ER.shape
-    ptr, room = hosts.ptr_E, len(hosts.host_X)
+    ptr = hosts.ptr_E
     desk = desk_of(hosts, ranks)
-    cell = np.zeros(ranks * len(desk.left_K), np.int64)
-    book = Book(np.empty((ranks * room, 3), np.int64), np.zeros(ranks, np.int64), cell)
+    book = book_of(hosts, ranks, len(desk.left_K))
     for e in range(experts):
         host_K, share_K = hosts.host_X[ptr[e] : ptr[e + 1]], share_X[ptr[e] : ptr[e + 1]]
         if len(host_K) > 1:
@@ -281,14 +317,7 @@ def share_runs(rows_ER, hosts, share_X, groups):
         for r in range(ranks):
             if rows_ER[e, r] > 0:
                 note(r, e, host_K[0], rows_ER[e, r], book)
-    runs = np.empty((4, book.count_R.sum()), np.int64)
-    n = 0
-    for r in range(ranks):
-        for i in range(r * room, r * room + book.count_R[r]):
-            runs[0, n], runs[1, n] = r, book.found[i, 0]
-            runs[2, n], runs[3, n] = book.found[i, 1], book.found[i, 2]
-            n += 1
-    return runs
+    return by_source(book)
 
 
 @kernel

@@ -52,7 +52,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 def _tell(told: list[Any], value: Any) -> None:
     if isinstance(value, np.ndarray):
-        long = value.nbytes >= _LONG and value.itemsize == 8
+        long = value.nbytes >= _LONG and value.dtype == np.int64
         content = blended(value) if long else np.ascontiguousarray(value).data
         told += (b"%s%a" % (value.dtype.char.encode(), value.shape), content)
     elif isinstance(value, Traffic):
