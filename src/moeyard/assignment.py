@@ -74,7 +74,7 @@ class Assignment(Travels):
         Demand as it is likely, if `top_k` says how many choices a token has. What a row then carries besides, to say whom it is for, is part
         of row_bytes."""
         if not dedup:
-            return Traffic.of_counts(self.rows_RR, row_bytes)
+            return Traffic(self.rows_RR, row_bytes)
         if self.routing is None and top_k is not None:
             once_RR, fan_RR = self.likely(top_k)
             return Traffic(once_RR + fan_RR, row_bytes, fan_RR)

@@ -48,13 +48,6 @@ class Traffic(Travels):
         return int(self.rows.shape[0])
 
     @classmethod
-    def of_counts(cls, rows_RR: IntArray, row_bytes: int) -> Traffic:
-        """Of rows that a kernel counted, in int64; what an assignment made by hand could hold is refused."""
-        if rows_RR.min() < 0 or int(rows_RR.max()) * rows_RR.size >= 2**62:
-            return cls(rows_RR, row_bytes)
-        return cls._sound(rows_RR, whole_row_bytes(row_bytes))
-
-    @classmethod
     def of_crossing(cls, once_RR: IntArray, fan_RG: IntArray, row_bytes: int) -> Traffic:
         """once_RR: rows that are sent; fan_RG: of those that come from other nodes, how many copies each rank hands on to each rank of its
         node. Counted by kernels, so they are not looked through again: at hundreds of ranks that takes as long as to schedule them."""

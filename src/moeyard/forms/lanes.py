@@ -178,10 +178,10 @@ class Lanes:
         )
 
     def sends(self, rank: int) -> IntArray:
-        return self._part(False, rank)
+        return frozen(self._part(False, rank))
 
     def receives(self, rank: int) -> IntArray:
-        return self._part(True, rank)
+        return frozen(self._part(True, rank))
 
     def table(self) -> IntArray:
         parts = [self.sends(rank) for rank in range(self.num_ranks)]
@@ -201,7 +201,7 @@ class Lanes:
 
     def _part(self, receive: bool, rank: int) -> IntArray:
         table: IntArray = lane_part(receive, self._room, rank, self.pairs.kernel, self.order)
-        return frozen(table)
+        return table
 
     def lowered(self, rank: int) -> tuple[Any, ...]:
         """The arrays of a Program."""
@@ -214,7 +214,7 @@ class Lanes:
         owner, tables = vars(self).get("_kept", (-1, []))
         if owner == rank:
             return tables  # type: ignore[no-any-return]
-        return [lane_part(back, self._room, rank, self.pairs.kernel, self.order) for back in (False, True)]
+        return [self._part(receive, rank) for receive in (False, True)]
 
 
 def order_lanes(

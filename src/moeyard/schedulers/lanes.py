@@ -213,9 +213,8 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
     matchings if they were looked at."""
     rows, latency = pairs.rows_NN, pairs.cluster.scale_out.latency
     crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
-    if (
-        len(rows) > 2 and (len(rows) - 1) * pairs.looks[1].longest <= NO_GAPS * busiest
-    ):  # even: no order is better
+    even = (len(rows) - 1) * pairs.looks[1].longest <= NO_GAPS * busiest
+    if even and len(rows) > 2:  # no order is better; between two nodes all pairs are even
         perms, least = shifts(len(rows)), pairs.looks[1].in_shifts
         wire = in_list_order(perms, rows, 0)
     else:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import inner, kernel
 
 
@@ -235,11 +236,10 @@ def share_sums(rows_ER, hosts, share_X, groups):
 
 
 class Book(NamedTuple):
-    """Runs in the order in which they were found, how many of each source, and how many in all."""
+    """Runs in the order in which they are found, and how many of source r, in ptr_R[r + 1]."""
 
     found: np.ndarray  # [(src, expert, host, rows)]
-    count_R: np.ndarray
-    total: np.ndarray  # [1]
+    ptr_R: np.ndarray
     cell: np.ndarray  # of one expert, rows by src * K + k; zero when it is done
 
 
@@ -251,53 +251,43 @@ def book_of(hosts, ranks, most):
         number = hosts.ptr_E[e + 1] - hosts.ptr_E[e]
         room += min(ranks * number, 4 * (ranks + number))
     return Book(
-        np.empty((room, 4), np.int64),
-        np.zeros(ranks, np.int64),
-        np.zeros(1, np.int64),
-        np.zeros(ranks * most, np.int64),
+        np.empty((room, 4), np.int64), np.zeros(ranks + 1, np.int64), np.zeros(ranks * most, np.int64)
     )
 
 
 @inner
-def note(r, e, host, rows, book):
-    """One more run."""
-    at = book.total[0]
+def note(at, r, e, host, rows, book):
+    """Run number `at`; the number of the next."""
     book.found[at, 0], book.found[at, 1], book.found[at, 2], book.found[at, 3] = r, e, host, rows
-    book.count_R[r] += 1
-    book.total[0] += 1
+    book.ptr_R[r + 1] += 1
+    return at + 1
 
 
 @inner
-def note_pieces(e, n, host_K, desk, book):
-    """The n pieces of expert e, added up by source and host."""
+def note_pieces(at, e, n, host_K, desk, book):
+    """The n pieces of expert e, added up by source and host, from run `at` on; the number of the next."""
     hosts = len(host_K)
     for p in range(n):
         book.cell[desk.pieces[0, p] * hosts + desk.pieces[1, p]] += desk.pieces[2, p]
-    for r in range(len(book.count_R)):
+    for r in range(len(book.ptr_R) - 1):
         for k in range(hosts):
             rows = book.cell[r * hosts + k]
             if rows > 0:
-                note(r, e, host_K[k], rows, book)
+                at = note(at, r, e, host_K[k], rows, book)
                 book.cell[r * hosts + k] = 0
+    return at
 
 
 @kernel
-def by_source(book):
-    """The runs by source, else in their order."""
-    at_R = np.zeros(len(book.count_R), np.int64)
-    for r in range(1, len(at_R)):
-        at_R[r] = at_R[r - 1] + book.count_R[r - 1]
-    runs = np.empty((4, book.total[0]), np.int64)
-    for i in range(book.total[0]):
-        r = book.found[i, 0]
-        at = at_R[r]
-        at_R[r] += 1
-        runs[0, at], runs[1, at], runs[2, at], runs[3, at] = (
-            r,
-            book.found[i, 1],
-            book.found[i, 2],
-            book.found[i, 3],
-        )
+def by_source(book, n):
+    """The first n runs by source, else in their order."""
+    pointers(book.ptr_R)
+    runs = np.empty((4, n), np.int64)
+    for i in range(n):
+        at = book.ptr_R[book.found[i, 0]]
+        book.ptr_R[book.found[i, 0]] += 1
+        for c in range(4):
+            runs[c, at] = book.found[i, c]
     return runs
 
 
@@ -308,16 +298,17 @@ def share_runs(rows_ER, hosts, share_X, groups):
     ptr = hosts.ptr_E
     desk = desk_of(hosts, ranks)
     book = book_of(hosts, ranks, len(desk.left_K))
+    at = np.int64(0)
     for e in range(experts):
         host_K, share_K = hosts.host_X[ptr[e] : ptr[e + 1]], share_X[ptr[e] : ptr[e + 1]]
         if len(host_K) > 1:
             n = split(e, rows_ER, host_K, share_K, groups, desk)
-            note_pieces(e, n, host_K, desk, book)
+            at = note_pieces(at, e, n, host_K, desk, book)
             continue
         for r in range(ranks):
             if rows_ER[e, r] > 0:
-                note(r, e, host_K[0], rows_ER[e, r], book)
-    return by_source(book)
+                at = note(at, r, e, host_K[0], rows_ER[e, r], book)
+    return by_source(book, at)
 
 
 @kernel
