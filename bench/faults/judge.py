@@ -10,12 +10,13 @@ from typing import Any
 
 from bench.faults.training import Job, read_log
 
+LATE = 12.0  # seconds beyond the time-out in which all must be told: a roll call, on a busy machine
 TOLERANCE = 1e-4  # of a loss on another number of ranks: float32 sums in another order
 
 
 @dataclass
 class Row:
-    """One fault. named: every survivor raised our error with the right ranks (or the right file). seconds: from the fault to the
+    """One fault. named: every survivor raised our error with the right ranks (or the right file), in time. seconds: from the fault to the
     last such error. recovered: training went on, or was resumed, and did what it would have done. lost: data that had been
     saved, or a wrong value."""
 
@@ -59,8 +60,11 @@ def judge_errors(row: Row, job: Job, survivors: list[int], hung: list[int], sinc
         elif not fits(found[0]["ranks"], job):
             row.wrong(f"rank {rank} names {found[0]['ranks']}: {found[0]['text'][:400]}")
         else:
-            row.seconds = round(max(row.seconds, found[0]["at"] - since), 2)
-            continue
+            seconds = found[0]["at"] - since
+            row.seconds = round(max(row.seconds, seconds), 2)
+            if rank == job.victim or seconds < job.timeout + LATE:
+                continue
+            row.wrong(f"rank {rank} was told after {seconds:.1f} s, with a time-out of {job.timeout:g} s")
         row.named = False
 
 

@@ -354,4 +354,11 @@ RUNNING = [
         "    return list(place)",
         "tests/runtime/test_verdict.py::test_of_two_that_differ_the_other_families_tell_who_strayed",
     ),
+    Mutant(
+        "a group is connected for as long as gloo likes",
+        "runtime/transport/channels.py",
+        "seconds, lambda: gloo(",
+        "1e6, lambda: gloo(",
+        f"{_TRANSPORT}::test_a_group_whose_rank_never_connects_is_given_up",
+    ),
 ]

@@ -1,6 +1,9 @@
 """Transports without ranks: what a wait promises, streams played by counters, state that is ready to travel."""
 
 import pickle
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +17,7 @@ from moeyard.runtime.faults.errors import RankLost  # noqa: E402
 from moeyard.runtime.layers.move import _about, _Rows, _Single  # noqa: E402
 from moeyard.runtime.transport import nccl  # noqa: E402
 from moeyard.runtime.transport.api import Bare, Deck, Pending  # noqa: E402
-from moeyard.runtime.transport.channels import Port  # noqa: E402
+from moeyard.runtime.transport.channels import Port, _create_gloo  # noqa: E402
 from moeyard.runtime.transport.family import TRANSPORTS, choose_transport  # noqa: E402
 from moeyard.runtime.transport.launches import LANES  # noqa: E402
 
@@ -49,6 +52,25 @@ def test_a_wait_that_was_interrupted_can_be_repeated():
     pending.wait()
     pending.wait()
     assert len(calls) == 2
+
+
+def test_a_group_whose_rank_never_connects_is_given_up(monkeypatch):
+    """gloo waits 30 s for a rank that died after it had said where it listens, whatever the group's time-out."""
+    ever = threading.Event()
+
+    class Gloo:
+        _Options = SimpleNamespace
+        create_device = create_default_device = staticmethod(lambda **_: None)
+
+        def __init__(self, *_):
+            ever.wait(5)
+
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "ProcessGroupGloo", Gloo)
+    asked = SimpleNamespace(timeout=timedelta(seconds=0.2), store=None, group_rank=0, group_size=2)
+    with pytest.raises(RuntimeError, match=r"connecting a group: a rank did not answer within 1.2 s"):
+        _create_gloo(asked, "never")
+    ever.set()
+    assert isinstance(_create_gloo(asked, "never"), Gloo)
 
 
 def test_every_wait_joins_and_only_the_first_finishes():

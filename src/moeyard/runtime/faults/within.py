@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 Answer = TypeVar("Answer")
 
 
-def within(seconds: float, call: Callable[[], Answer]) -> Answer:
-    """What `call` gives, or a TimeoutError: a store whose keeper is stopped never answers, whatever its own time-out."""
+def within(seconds: float, call: Callable[[], Answer], who: str = "the store") -> Answer:
+    """What `call` gives, or a TimeoutError: a store whose keeper is stopped never answers, and a rank that died while it was connected
+    to is waited for as long as gloo likes, whatever their time-outs."""
     box: list[Any] = []
 
     def run() -> None:
@@ -19,11 +20,11 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
         except Exception as error:
             box.append((None, error))
 
-    thread = threading.Thread(target=run, name="moeyard-verdict", daemon=True)
+    thread = threading.Thread(target=run, name="moeyard-within", daemon=True)
     thread.start()
     thread.join(seconds)
     if not box:
-        raise TimeoutError(f"the store did not answer within {seconds:g} s")
+        raise TimeoutError(f"{who} did not answer within {seconds:g} s")
     answer, error = box[0]
     if error is not None:
         raise error

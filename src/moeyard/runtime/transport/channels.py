@@ -26,6 +26,7 @@ import torch.distributed as dist
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidCluster
 from moeyard.runtime.faults.rails import still_alive
+from moeyard.runtime.faults.within import within
 from moeyard.runtime.transport.launches import LANES
 
 SHARED_GLOO = "moeyard_gloo"
@@ -33,6 +34,7 @@ SHARED_GLOO = "moeyard_gloo"
 # every further call on the group wants. Our groups have a vigil of their own.
 _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
 _BEYOND = 120.0  # seconds that torch's own time-out comes after ours
+_GRACE = 1.0  # seconds beyond its time-out after which a group that is still being connected is given up
 _ALL_PAIRS = 64  # ranks up to which all pairs are connected at start on NCCL
 CROSS = -1  # the rail of a message between ranks whose nics share no rail
 
@@ -117,7 +119,13 @@ def _create_gloo(options: Any, interface: str | None) -> Any:
     names = [interface] if interface else os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
     own._devices = [_device(name, os.getpid()) for name in names]
     own._threads = 2 * len(names)
-    return gloo(options.store, options.group_rank, options.group_size, own)
+    seconds = options.timeout.total_seconds() + _GRACE
+    try:
+        return within(
+            seconds, lambda: gloo(options.store, options.group_rank, options.group_size, own), "a rank"
+        )
+    except TimeoutError as error:
+        raise RuntimeError(f"connecting a group: {error}") from error
 
 
 @cache
