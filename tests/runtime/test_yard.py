@@ -29,7 +29,7 @@ def test_detection_meshes_closing_rails_and_measuring():
 
 
 def test_memory_stays_flat_over_changing_traffic():
-    """What one call leaves behind shows after 75 of them. torch keeps something of each size of a product that it has seen."""
+    """What one call leaves behind shows after 75 of them. torch keeps something of each size of a product that it has seen: there are few."""
     for (bytes_then, blocks_then), (bytes_now, blocks_now) in launch("yard_cases:memory", 4, 100, steps=150):
         assert bytes_now - bytes_then < 4e6, f"{bytes_then / 1e6:.1f} -> {bytes_now / 1e6:.1f} MB"
         assert blocks_now - blocks_then < 300, f"{blocks_then} -> {blocks_now} blocks"

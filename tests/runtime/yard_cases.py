@@ -143,7 +143,7 @@ def memory(rank, world, steps):
     with yr.Yard(cluster=cluster_of(2, world // 2), timeout=60, **options) as yard:
         layer = yr.MoELayer(32, 32, 8, 2, yard)
         for step in range(steps):
-            x = torch.randn(int(rng.integers(1, 200)), 32, requires_grad=True)
+            x = torch.randn(25 * int(rng.integers(1, 9)), 32, requires_grad=True)
             layer(x).sum().backward()
             layer.zero_grad()
             if step == steps // 2:
