@@ -165,9 +165,9 @@ def campaign(reader, count, seed):
 
 
 def show_one(reader, number, seed):
-    folder = Path(tempfile.mkdtemp())
-    (folder / "seeds").mkdir()
-    with reader.ready():
+    with tempfile.TemporaryDirectory() as name, reader.ready():
+        folder = Path(name)
+        (folder / "seeds").mkdir()
         one_file(reader, folder, reader.make(folder / "seeds"), number, seed, show=True)
 
 

@@ -95,6 +95,13 @@ FRESHNESS = [
         f"{_NUMBERS}[many_between]",
     ),
     Mutant(
+        "placements of past calls are kept for ever",
+        "runtime/agree/ahead.py",
+        "while len(self.used) > REPLAYS:",
+        "while False:",
+        "tests/runtime/test_yard.py::test_memory_stays_flat_over_changing_traffic",
+    ),
+    Mutant(
         "one rank alone does not begin the next gather",
         "runtime/layers/ahead.py",
         "if told & ALONE:",

@@ -81,8 +81,9 @@ sys.addaudithook(fuzz.watch)
 signal.signal(signal.SIGALRM, fuzz.late)
 bad = readers.Reader({reader!r}, readers.make_clusters, {reader})
 import tempfile, pathlib
-folder = pathlib.Path(tempfile.mkdtemp())
-print(fuzz.one_file(bad, folder, readers.make_clusters(folder), {number}, 0)[0])
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    print(fuzz.one_file(bad, folder, readers.make_clusters(folder), {number}, 0)[0])
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     done = subprocess.run(

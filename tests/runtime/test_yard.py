@@ -28,11 +28,14 @@ def test_detection_meshes_closing_rails_and_measuring():
     assert launch("yard_cases:basics", 4, 100) == ["all"] * 4
 
 
-def test_memory_stays_flat_over_changing_traffic():
-    """What one call leaves behind shows after 75 of them. torch keeps something of each size of a product that it has seen: there are few."""
-    for (bytes_then, blocks_then), (bytes_now, blocks_now) in launch("yard_cases:memory", 4, 100, steps=150):
-        assert bytes_now - bytes_then < 4e6, f"{bytes_then / 1e6:.1f} -> {bytes_now / 1e6:.1f} MB"
-        assert blocks_now - blocks_then < 300, f"{blocks_then} -> {blocks_now} blocks"
+def test_memory_stays_flat_over_changing_traffic(monkeypatch):
+    """What one call leaves behind shows after 80 of them: two kilobytes, or five of Python's blocks. Not counted: the last 2,000
+    calls of a group, which torch notes for a post-mortem, 3 kB a step of ours until they are that many."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    for found in launch("yard_cases:memory", 4, 100, every=20, times=10):
+        (bytes_then, blocks_then), (bytes_now, blocks_now) = found[5], found[-1]
+        assert bytes_now - bytes_then < 160e3, f"{bytes_then / 1e6:.2f} -> {bytes_now / 1e6:.2f} MB"
+        assert blocks_now - blocks_then < 400, f"{blocks_then} -> {blocks_now} blocks"
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 8, 40])

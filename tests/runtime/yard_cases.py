@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import moeyard as my
 import moeyard.runtime as yr
+from moeyard.runtime.agree import ahead
 
 
 def prepare():
@@ -134,25 +136,26 @@ def measured(world):
             yr.measure(torch.nn.Linear(2, 2), yard)
 
 
-def memory(rank, world, steps):
-    """In use half-way, when as many plans are kept as ever will be, and at the end; traffic changes every step, relays included. The
-    plans themselves are let go first: those of one traffic are larger than those of another."""
+def memory(rank, world, every, times):
+    """In use after so many steps each, so many times; traffic changes every step, relays included, and little is kept of the past:
+    what is kept of one traffic is larger than of another."""
+    found = []
     rng = np.random.default_rng(0)
-    early = (0, 0)
     options = {"scheduler": "fast", "planner": "quota", "slots": 1, "policy": "quota"}
-    with yr.Yard(cluster=cluster_of(2, world // 2), timeout=60, **options) as yard:
+    with (
+        mock.patch.object(ahead, "REPLAYS", 4),
+        yr.Yard(cluster=cluster_of(2, world // 2), timeout=60, **options) as yard,
+    ):
+        yard.plans.room = 4
         layer = yr.MoELayer(32, 32, 8, 2, yard)
-        for step in range(steps):
-            x = torch.randn(25 * int(rng.integers(1, 9)), 32, requires_grad=True)
-            layer(x).sum().backward()
-            layer.zero_grad()
-            if step == steps // 2:
-                assert len(yard.plans) == yard.plans.room
-                yard.plans.clear()
-                early = in_use()
-        assert len(yard.plans) == yard.plans.room
-        yard.plans.clear()
-        return early, in_use()
+        for _ in range(times):
+            for _ in range(every):
+                x = torch.randn(int(rng.integers(1, 200)), 32, requires_grad=True)
+                layer(x).sum().backward()
+                layer.zero_grad()
+            assert len(yard.plans) == yard.plans.room
+            found.append(in_use())
+    return found
 
 
 class Allocated(ctypes.Structure):
