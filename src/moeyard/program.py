@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-import numpy as np
-
-from moeyard.arrays import BoolArray, IntArray, frozen
+from moeyard.arrays import BoolArray, IntArray
 
 INPUT, RELAY, OUTPUT = 0, 1, 2  # where a run of rows lies
 
@@ -45,9 +43,8 @@ class Program:
     keep_rows: int
 
     def __post_init__(self) -> None:
-        for value in vars(self).values():  # whoever made it: kernels are compiled for one kind of array
-            if isinstance(value, np.ndarray):
-                frozen(value)
+        for name in ARRAYS:  # whoever made it: kernels are compiled for one kind of array
+            getattr(self, name).setflags(write=False)
 
     @property
     def num_stages(self) -> int:
@@ -56,3 +53,6 @@ class Program:
     @property
     def num_messages(self) -> int:
         return len(self.peer)
+
+
+ARRAYS = tuple(one.name for one in fields(Program) if "Array" in one.type)

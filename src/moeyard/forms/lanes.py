@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from moeyard.traffic import Traffic
 
 Wire = IntArray  # [5, message]: wire stage, k, f, lo, hi, in issue order
 
+FOLLOWS = {"follows": True}
 MOST = 2**31  # rows of a node pair: their products must fit 64 bits
 
 
@@ -57,10 +58,11 @@ class Pairs:
 
     cluster: Cluster
     traffic: Traffic
-    rows_NN: IntArray  # zero on the diagonal
-    by_origin: IntArray  # [k, f, local origin]
-    by_target: IntArray  # [k, f, local target]
-    first_NN: IntArray
+    # What follows from both, and need not be told where plans are compared.
+    rows_NN: IntArray = field(metadata=FOLLOWS)  # zero on the diagonal
+    by_origin: IntArray = field(metadata=FOLLOWS)  # [k, f, local origin]
+    by_target: IntArray = field(metadata=FOLLOWS)  # [k, f, local target]
+    first_NN: IntArray = field(metadata=FOLLOWS)
 
     @classmethod
     def of(cls, cluster: Cluster, traffic: Traffic) -> Pairs:

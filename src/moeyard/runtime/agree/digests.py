@@ -46,8 +46,9 @@ def cluster_digest(cluster: Cluster) -> int:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass that say what it is; none of what is no dataclass."""
-    return tuple(one.name for one in fields(kind) if one.name != "name") if is_dataclass(kind) else ()
+    """The fields of a dataclass that say what it is, but for those that follow from others; none of what is no dataclass."""
+    told = fields(kind) if is_dataclass(kind) else ()
+    return tuple(one.name for one in told if one.name != "name" and not one.metadata.get("follows"))
 
 
 def _tell(told: list[Any], value: Any) -> None:

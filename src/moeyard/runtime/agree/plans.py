@@ -31,23 +31,57 @@ class Message(NamedTuple):
     staged: int  # first row in the staging buffer, or -1
 
 
-class Step(NamedTuple):
-    """One own stage."""
+class _Messages(NamedTuple):
+    """All messages of a program: columns of them, and of their joined runs."""
 
-    number: int  # in the schedule
-    scale_out: bool
-    after: tuple[int, ...]  # own stages
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
+    peers: list[int]
+    rows: list[int]
+    staged: list[int]
+    first_run: list[int]  # one more than messages
+    runs: list[list[int]]  # spaces, first rows, rows
+
+    def between(self, first: int, last: int) -> tuple[Message, ...]:
+        spaces, begins, lengths = self.runs
+        ends = pairwise(self.first_run[first : last + 1])
+        runs = [tuple(zip(spaces[a:b], begins[a:b], lengths[a:b], strict=True)) for a, b in ends]
+        some = slice(first, last)
+        return tuple(
+            map(_MESSAGE, zip(self.peers[some], self.rows[some], runs, self.staged[some], strict=True))
+        )
 
 
-# Of their fields in order, without the Python of a NamedTuple's own: a plan makes hundreds while all ranks wait for it.
+# Of its fields in order, without the Python of a NamedTuple's own: a plan makes hundreds.
 _MESSAGE: Callable[[Any], Message] = partial(tuple.__new__, Message)
-_STEP: Callable[[Any], Step] = partial(tuple.__new__, Step)
+
+
+class Step:
+    """One own stage. Its messages are made when they are first asked for: those of later stages as others travel, not while all ranks
+    wait for a plan."""
+
+    def __init__(
+        self,
+        number: int,  # in the schedule
+        scale_out: bool,
+        after: tuple[int, ...],  # own stages
+        messages: _Messages,  # of all stages
+        ends: tuple[int, int, int],  # among them: this one's sends, then its receives
+    ) -> None:
+        self.number, self.scale_out, self.after = number, scale_out, after
+        self._messages, self._ends = messages, ends
+
+    @cached_property
+    def sends(self) -> tuple[Message, ...]:
+        first, middle, _ = self._ends
+        return self._messages.between(first, middle)
+
+    @cached_property
+    def receives(self) -> tuple[Message, ...]:
+        _, middle, last = self._ends
+        return self._messages.between(middle, last)
 
 
 class Steps:
-    """A Program as tuples: what the interpreter walks. Neighbouring runs are joined; the rest is staged.
+    """A Program as the interpreter walks it. Neighbouring runs are joined; the rest is staged.
 
     `chains`: own stages that wait for others, to be walked side by side: a stage follows one that it waits for anyway, so none is held
     up by another. Where that takes more than CHAINS, the rest join the chain of their network, still in stage order.
@@ -59,22 +93,25 @@ class Steps:
             program.run_ptr, program.run_space, program.run_offset, program.run_rows, program.rows
         )
         self.staged_rows = int(joined.staged)
-        runs = list(zip(*joined.runs.tolist(), strict=True))
-        of_message = [tuple(runs[a:b]) for a, b in pairwise(joined.ptr_M.tolist())]
-        of_messages = program.peer.tolist(), program.rows.tolist(), of_message, joined.staged_M.tolist()
-        messages = list(map(_MESSAGE, zip(*of_messages, strict=True)))
-        send, after, steps = program.send.tolist(), program.after.tolist(), []
+        messages = _Messages(
+            program.peer.tolist(),
+            program.rows.tolist(),
+            joined.staged_M.tolist(),
+            joined.ptr_M.tolist(),
+            joined.runs.tolist(),
+        )
+        send, after = program.send.tolist(), program.after.tolist()
         of_stages = (
             program.stage_S.tolist(),
             program.scale_out_S.tolist(),
             pairwise(program.after_ptr.tolist()),
             pairwise(program.message_ptr.tolist()),
         )
-        for number, scale_out, waits, (first, last) in zip(*of_stages, strict=True):
-            middle = first + sum(send[first:last])  # a stage's sends come before its receives
-            exchanged = tuple(messages[first:middle]), tuple(messages[middle:last])
-            steps.append(_STEP((number, scale_out, tuple(after[slice(*waits)]), *exchanged)))
-        self.steps: tuple[Step, ...] = tuple(steps)
+        self.steps = tuple(
+            # a stage's sends come before its receives
+            Step(number, out, tuple(after[a:b]), messages, (first, first + sum(send[first:last]), last))
+            for number, out, (a, b), (first, last) in zip(*of_stages, strict=True)
+        )
         self.chains = chains(program.after_ptr, program.after, program.scale_out_S)
 
 
