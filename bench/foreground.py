@@ -4,8 +4,10 @@
 
 One rank's part, as the runtime does it once the counts of all ranks are there and the placement was made ahead; every call has counts of
 its own, so no cache helps. Scheduler `ahead`: the one that `auto` chose for the counts before. 128 experts, 2 slots, 4x8 and 16x8 ranks,
-2048 tokens x 8 experts a rank. Programs: both, and the messages that wait for none; others are made as those travel. Processor time of one thread, median (least) in milliseconds. `order of rows` comes after them (where each
-row lies on the wire), on the CPU. For `ahead` also what its schedules take over those of `auto`, by estimate. Exit status 1 where the first scheduler takes more than 1.0 ms in all at 4x8, or more than 3.5 at 16x8.
+2048 tokens x 8 experts a rank. Programs: both, and the messages that wait for none; others are made as those travel. Processor time of
+one thread, median (least) in milliseconds. `order of rows` comes after them (where each row lies on the wire), on the CPU. For `ahead`
+also what its schedules take over those of `auto`, by estimate. Exit status 1 where the first scheduler takes more than 1.0 ms in all at
+4x8, or more than 3.5 at 16x8.
 """
 
 from __future__ import annotations
