@@ -2,7 +2,7 @@
 test caught it.
 
 Each named test first runs on the tree as it is, and must pass: a test that fails anyway catches nothing. Then with the defect. Caught
-means that the test itself failed; one that could not begin, or was skipped, has not. Defects outside the kernels are tried with the
+means that the test itself failed, or hung; one that could not begin, or was skipped, has not. Defects outside the kernels are tried with the
 kernels compiled, then those inside with kernels as plain Python, so that none is compiled anew. `--json` appends
 a line for each defect, `--resume` leaves out those that it has as caught; `--seconds` starts none later.
 `python -m bench.stored_figures` writes what docs/faults.md says of those in bench/results/mutants.jsonl.
@@ -85,10 +85,10 @@ def _try_all(todo: list[Mutant], tree: Path, into: Path | None, end: float) -> l
             sound |= run_tests([one.test], tree)
             if sound[one.test] != "passed":
                 log = (tree / "log").read_text(encoding="utf-8")[-3000:]
-                print(f"without any defect: {one.test} {sound[one.test]}\n{log}", flush=True)
+                print(f"without any defect: {one.test}: {sound[one.test]}\n{log}", flush=True)
         with applied(one, tree):
             outcome = run_tests([one.test], tree)[one.test]
-        caught = outcome == "failed" and sound[one.test] == "passed"
+        caught = outcome in ("failed", "late") and sound[one.test] == "passed"
         seconds = round(time.monotonic() - began, 1)
         row = {"mutant": one.name, "file": one.file, "test": one.test, "caught": caught, "seconds": seconds}
         rows.append(row)
@@ -97,7 +97,7 @@ def _try_all(todo: list[Mutant], tree: Path, into: Path | None, end: float) -> l
                 file.write(json.dumps(row) + "\n")
         print(f"{'caught' if caught else 'MISSED'}  {seconds:6.1f} s  {one.name}  [{one.test}]", flush=True)
         if not caught:
-            print(f"        the test {outcome}; without the defect it {sound[one.test]}", flush=True)
+            print(f"        the test: {outcome}; without the defect: {sound[one.test]}", flush=True)
     return rows
 
 

@@ -19,7 +19,7 @@ from bench.mutants.mutant import ROOT, Mutant
 
 COPIED = ("src", "tests", "bench", "docs", "examples", "pyproject.toml", "README.md", "ARCHITECTURE.md")
 OBJECTS = "src/moeyard/kernels/__pycache__/objects"
-PATIENCE = 240  # seconds a test may take before it counts as failed: a defect may be a hang
+PATIENCE = 240  # seconds a test may take before it is late: a defect may be a hang
 
 
 def copy_tree(into: Path, compiled: bool) -> Path:
@@ -71,7 +71,7 @@ def import_ahead(compiled: bool) -> None:
 
 
 def run_tests(tests: Sequence[str], tree: Path) -> dict[str, str]:
-    """Node id -> passed | failed | skipped | broken (before it began) | absent. A parametrized test failed if one of it did."""
+    """Node id -> passed | failed | late | skipped | broken (before it began) | absent. A parametrized test failed if one of it did."""
     answer, log = tree / "answer.json", tree / "log"
     answer.unlink(missing_ok=True)
     campaign, child = os.getpid(), os.fork()
@@ -83,7 +83,7 @@ def run_tests(tests: Sequence[str], tree: Path) -> dict[str, str]:
         if time.monotonic() > end:
             os.killpg(child, 9)  # it leads a group of its own
             os.waitpid(child, 0)
-            return dict.fromkeys(tests, "failed")
+            return dict.fromkeys(tests, "late")
         time.sleep(0.05)
     if not answer.exists():
         return dict.fromkeys(tests, "broken")
