@@ -17,13 +17,14 @@ import json
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import moeyard as my
+from bench.asked import at_least, file_to_write
+from moeyard.assign import POLICIES
 from moeyard.model import STAND_IN
 from moeyard.runtime.agree.digests import plan_digest, small_digest
 from moeyard.runtime.agree.plans import Plan
@@ -112,10 +113,12 @@ def measure(nodes, scheduler, policy, repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scheduler", nargs="+", default=["ahead", "auto"])
-    parser.add_argument("--policy", default="quota", help="of the split")
-    parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--scheduler", nargs="+", choices=["ahead", *my.SCHEDULERS], default=["ahead", "auto"]
+    )
+    parser.add_argument("--policy", default="quota", choices=POLICIES, help="of the split")
+    parser.add_argument("--repeats", type=at_least(1), default=60)
+    parser.add_argument("--json", type=file_to_write)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     results, short = {}, []

@@ -22,6 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from bench.asked import at_least, file_to_write, seconds
 from bench.faults.judge import Row
 from bench.faults.kinds import KINDS, Chance
 from bench.faults.stage import prepare
@@ -49,16 +50,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--count", type=at_least(1), default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS), help=", ".join(KINDS))
-    parser.add_argument("--ranks", type=int, default=8, help="the most ranks of a world")
+    parser.add_argument("--ranks", type=at_least(2), default=8, help="the most ranks of a world")
     parser.add_argument(
         "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: all ranks on one GPU"
     )
-    parser.add_argument("--json", type=Path, help="append one line for each fault to this file")
+    parser.add_argument("--json", type=file_to_write, help="append one line for each fault to this file")
     parser.add_argument("--resume", action="store_true", help="leave out what --json has of this seed")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no fault later than this")
+    parser.add_argument(
+        "--seconds", type=seconds, default=float("inf"), help="start no fault later than this"
+    )
     options = parser.parse_args()
     kinds = [kind.strip() for kind in options.kinds.split(",")]
     if unknown := [kind for kind in kinds if kind not in KINDS]:

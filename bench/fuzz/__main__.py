@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+from bench.asked import at_least
 from bench.fuzz.mutate import mutate
 from bench.fuzz.readers import READERS
 from moeyard.errors import MoeyardError
@@ -165,18 +166,18 @@ def campaign(reader, count, seed):
 
 
 def show_one(reader, number, seed):
-    with tempfile.TemporaryDirectory() as name, reader.ready():
-        folder = Path(name)
-        (folder / "seeds").mkdir()
+    folder = Path(tempfile.mkdtemp())  # stays, to be looked at
+    (folder / "seeds").mkdir()
+    with reader.ready():
         one_file(reader, folder, reader.make(folder / "seeds"), number, seed, show=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--count", type=at_least(1), default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", action="append", choices=sorted(READERS))
-    parser.add_argument("--only", type=int, help="the number of one file")
+    parser.add_argument("--only", type=at_least(0), help="the number of one file")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -19,6 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
+from bench.asked import file_to_write, seconds
 from bench.mutants import table
 from bench.mutants.catalogue import MUTANTS
 from bench.mutants.mutant import Mutant, problem
@@ -28,9 +29,9 @@ from bench.mutants.run import applied, copy_tree, import_ahead, run_tests
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose name, file or test has this text")
-    parser.add_argument("--json", type=Path, help="append the rows here, a line each")
+    parser.add_argument("--json", type=file_to_write, help="append the rows here, a line each")
     parser.add_argument("--resume", action="store_true", help="leave out what --json has as caught")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start none later than this")
+    parser.add_argument("--seconds", type=seconds, default=float("inf"), help="start none later than this")
     parser.add_argument("--list", action="store_true", help="name the mutants and end")
     asked = parser.parse_args()
     chosen = [one for one in MUTANTS if any(asked.only in part for part in (one.name, one.file, one.test))]
@@ -50,7 +51,7 @@ def main() -> int:
     caught = sum(bool(row["caught"]) for row in rows)
     left = len(todo) - len(rows)
     print(f"{caught} of {len(rows)} defects caught" + (f"; {left} left, --resume goes on" if left else ""))
-    return 0 if caught == len(rows) else 1
+    return 0 if caught == len(rows) and (rows or not todo) else 1
 
 
 def _in_a_fork(todo: list[Mutant], into: Path | None, end: float, compiled: bool) -> list[dict[str, object]]:
@@ -89,13 +90,13 @@ def _try_all(todo: list[Mutant], tree: Path, into: Path | None, end: float) -> l
         with applied(one, tree):
             outcome = run_tests([one.test], tree)[one.test]
         caught = outcome in ("failed", "late") and sound[one.test] == "passed"
-        seconds = round(time.monotonic() - began, 1)
-        row = {"mutant": one.name, "file": one.file, "test": one.test, "caught": caught, "seconds": seconds}
+        took = round(time.monotonic() - began, 1)
+        row = {"mutant": one.name, "file": one.file, "test": one.test, "caught": caught, "seconds": took}
         rows.append(row)
         if into is not None:
             with into.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        print(f"{'caught' if caught else 'MISSED'}  {seconds:6.1f} s  {one.name}  [{one.test}]", flush=True)
+        print(f"{'caught' if caught else 'MISSED'}  {took:6.1f} s  {one.name}  [{one.test}]", flush=True)
         if not caught:
             print(f"        the test: {outcome}; without the defect: {sound[one.test]}", flush=True)
     return rows

@@ -15,6 +15,9 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+# Metadata of a field that need not be told where dataclasses are compared.
+FOLLOWS = {"follows": "from the others"}
+
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The same array, made read-only."""

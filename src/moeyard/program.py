@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from moeyard.arrays import BoolArray, IntArray
+import numpy as np
+
+from moeyard.arrays import BoolArray, IntArray, frozen
 
 INPUT, RELAY, OUTPUT = 0, 1, 2  # where a run of rows lies
 
@@ -43,8 +45,9 @@ class Program:
     keep_rows: int
 
     def __post_init__(self) -> None:
-        for name in ARRAYS:  # whoever made it: kernels are compiled for one kind of array
-            getattr(self, name).setflags(write=False)
+        for value in vars(self).values():  # whoever made it: kernels are compiled for one kind of array
+            if isinstance(value, np.ndarray):
+                frozen(value)
 
     @property
     def num_stages(self) -> int:
@@ -53,6 +56,3 @@ class Program:
     @property
     def num_messages(self) -> int:
         return len(self.peer)
-
-
-ARRAYS = tuple(one.name for one in fields(Program) if "Array" in one.type)

@@ -137,10 +137,9 @@ def measured(world):
 
 
 def memory(rank, world, every, times):
-    """In use after so many steps each, so many times; traffic changes every step, relays included, and little is kept of the past:
-    what is kept of one traffic is larger than of another."""
-    found = []
-    rng = np.random.default_rng(0)
+    """In use after so many steps each, so many times. Traffic changes every step, relays included; the last five are the same each time, and
+    no more is kept of the past: what is kept of one traffic is larger than of another."""
+    found, fresh = [], torch.Generator().manual_seed(rank)
     options = {"scheduler": "fast", "planner": "quota", "slots": 1, "policy": "quota"}
     with (
         mock.patch.object(ahead, "REPLAYS", 4),
@@ -149,9 +148,11 @@ def memory(rank, world, every, times):
         yard.plans.room = 4
         layer = yr.MoELayer(32, 32, 8, 2, yard)
         for _ in range(times):
-            for _ in range(every):
-                x = torch.randn(int(rng.integers(1, 200)), 32, requires_grad=True)
-                layer(x).sum().backward()
+            same = torch.Generator().manual_seed(world + rank)
+            for left in range(every, 0, -1):
+                chance = fresh if left > 5 else same
+                rows = int(torch.randint(1, 200, (), generator=chance))
+                layer(torch.randn(rows, 32, generator=chance, requires_grad=True)).sum().backward()
                 layer.zero_grad()
             assert len(yard.plans) == yard.plans.room
             found.append(in_use())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray, frozen
+from moeyard.arrays import FOLLOWS, FloatArray, IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.kernels.cost.looks import first_looks
@@ -26,7 +26,6 @@ from moeyard.traffic import Traffic
 
 Wire = IntArray  # [5, message]: wire stage, k, f, lo, hi, in issue order
 
-FOLLOWS = {"follows": True}
 MOST = 2**31  # rows of a node pair: their products must fit 64 bits
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import blended
+from moeyard.arrays import FOLLOWS, blended
 from moeyard.cluster import Cluster
 from moeyard.schedule import Schedule
 from moeyard.traffic import Traffic
@@ -48,7 +48,7 @@ def cluster_digest(cluster: Cluster) -> int:
 def _names(kind: type) -> tuple[str, ...]:
     """The fields of a dataclass that say what it is, but for those that follow from others; none of what is no dataclass."""
     told = fields(kind) if is_dataclass(kind) else ()
-    return tuple(one.name for one in told if one.name != "name" and not one.metadata.get("follows"))
+    return tuple(one.name for one in told if one.name != "name" and one.metadata != FOLLOWS)
 
 
 def _tell(told: list[Any], value: Any) -> None:

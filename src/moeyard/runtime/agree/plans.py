@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -54,30 +55,26 @@ class _Messages(NamedTuple):
 _MESSAGE: Callable[[Any], Message] = partial(tuple.__new__, Message)
 
 
+@dataclass(eq=False)
 class Step:
     """One own stage. Its messages are made when they are first asked for: those of later stages as others travel, not while all ranks
     wait for a plan."""
 
-    def __init__(
-        self,
-        number: int,  # in the schedule
-        scale_out: bool,
-        after: tuple[int, ...],  # own stages
-        messages: _Messages,  # of all stages
-        ends: tuple[int, int, int],  # among them: this one's sends, then its receives
-    ) -> None:
-        self.number, self.scale_out, self.after = number, scale_out, after
-        self._messages, self._ends = messages, ends
+    number: int  # in the schedule
+    scale_out: bool
+    after: tuple[int, ...]  # own stages
+    messages: _Messages  # of all stages
+    ends: tuple[int, int, int]  # among them: this one's sends, then its receives
 
     @cached_property
     def sends(self) -> tuple[Message, ...]:
-        first, middle, _ = self._ends
-        return self._messages.between(first, middle)
+        first, middle, _ = self.ends
+        return self.messages.between(first, middle)
 
     @cached_property
     def receives(self) -> tuple[Message, ...]:
-        _, middle, last = self._ends
-        return self._messages.between(middle, last)
+        _, middle, last = self.ends
+        return self.messages.between(middle, last)
 
 
 class Steps:
