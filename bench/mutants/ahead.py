@@ -56,4 +56,11 @@ AHEAD = [
         "if False:",
         f"{_AHEAD}::test_training_is_that_of_one_process",
     ),
+    Mutant(
+        "a yard is closed before this rank has done its part of what others have begun",
+        "runtime/yard.py",
+        "        self.forecasts.close()\n        self.behind.close()",
+        "        self.guard.close()\n        self.forecasts.close()\n        self.behind.close()",
+        f"{_AHEAD}::test_who_leaves_a_yard_does_its_part_of_what_others_have_begun",
+    ),
 ]

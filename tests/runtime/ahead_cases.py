@@ -9,8 +9,8 @@ import numpy as np
 import oracle
 import torch
 import torch.distributed as dist
-from ahead_models import EXPERTS, models, rows, two_layers
-from behind_cases import planned_behind
+from ahead_models import EXPERTS, REPLICAS, models, rows, two_layers
+from behind_cases import planned_behind, prepare
 from exchange_cases import cluster_of
 from oracle_cases import check, gradient_errors, one_step
 from torch import nn
@@ -19,19 +19,8 @@ import moeyard as my
 import moeyard.runtime as yr
 from moeyard.runtime.layers import chunks
 
-REPLICAS = {"planner": "quota", "slots": 2, "policy": "quota"}
 MOST_ROWS = 8  # of a dozen or more that a rank gets
-
-
-def prepare():
-    for nodes in (1, 2):
-        cluster = cluster_of(nodes, 4 // nodes)
-        demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, EXPERTS)))
-        placement = my.place(cluster, demand, "quota", 2)
-        traffic = my.assign(cluster, demand, placement, "quota").traffic(64)
-        made = my.schedule(cluster, traffic, "auto")
-        my.lower(made, 0), my.lower(made.reversed(), 0)
-        yr.layers.copies.Copies.of(cluster, placement, 0)
+__all__ = ["everything", "prepare"]
 
 
 def everything(rank, world, steps):

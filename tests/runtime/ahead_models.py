@@ -9,6 +9,7 @@ from bench.replica_training import Turning
 import moeyard.runtime as yr
 
 EXPERTS = 8
+REPLICAS = {"planner": "quota", "slots": 2, "policy": "quota"}
 
 
 class Pushed(oracle.Router):

@@ -1,15 +1,32 @@
-"""When a layer begins its plans, in test_ahead.py."""
+"""When a layer begins its plans, and how a yard ends that has begun something, in test_ahead.py."""
 
 from __future__ import annotations
 
+import time
+from unittest import mock
+
+import numpy as np
 import oracle
 import torch
-from ahead_models import EXPERTS, models, rows
+from ahead_models import EXPERTS, REPLICAS, models, rows, two_layers
+from exchange_cases import cluster_of
 
+import moeyard as my
 import moeyard.runtime as yr
 from moeyard.runtime.layers import ahead
 
 WAYS = ({"chunks": 1}, {"chunks": 2}, {"dedup": True}, {"dedup": True, "chunks": 2})
+
+
+def prepare():
+    for nodes in (1, 2):
+        cluster = cluster_of(nodes, 4 // nodes)
+        demand = my.Demand(np.random.default_rng(0).integers(0, 9, (4, EXPERTS)))
+        placement = my.place(cluster, demand, "quota", 2)
+        traffic = my.assign(cluster, demand, placement, "quota").traffic(64)
+        made = my.schedule(cluster, traffic, "auto")
+        my.lower(made, 0), my.lower(made.reversed(), 0)
+        yr.layers.copies.Copies.of(cluster, placement, 0)
 
 
 def planned_behind(yard, rank):
@@ -29,3 +46,24 @@ def planned_behind(yard, rank):
     there, route = yr.dispatch(tokens, chosen_TK, yard, EXPERTS, layer=known)
     yr.combine(there, route, None)
     return [*found, len(yard.forecasts._seen)]
+
+
+def left(rank, world):
+    """(Seconds that it takes to leave a yard with a gather under way for which one rank is late, exchanges behind the training by then)."""
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=20, **REPLICAS) as yard:
+        first, second = two_layers(yard)
+        light = yard.transport.light
+        passes = light.pass_by
+
+        def late(*job):
+            time.sleep(1)
+            passes(*job)
+
+        with torch.no_grad():
+            for _ in range(3):
+                second(first(rows(rank)))
+            if rank == 0:
+                mock.patch.object(light, "pass_by", late).start()
+            first(rows(rank))  # and the gather of the second goes on
+        began = time.monotonic()
+    return time.monotonic() - began, yard.guard.where.behind

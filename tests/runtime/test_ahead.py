@@ -56,6 +56,13 @@ def test_training_is_that_of_one_process(found, case, calls):
         assert one["ahead"] >= (calls / layers) * (layers - 1) * 0.8
 
 
+def test_who_leaves_a_yard_does_its_part_of_what_others_have_begun():
+    """Else they wait for it until the time-out, or until it is gone."""
+    seconds, behind = zip(*launch("behind_cases:left", 4, 100), strict=True)
+    assert max(seconds) < 10
+    assert len(set(behind)) == 1
+
+
 @pytest.mark.parametrize("begun", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_gather_begun_in_a_frozen_layers_call_has_gradients(begun):
     """The layer before may be frozen or a teacher's; the experts of this one are trained all the same."""

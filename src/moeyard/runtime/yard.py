@@ -380,9 +380,9 @@ class Yard:
             self._shut()
 
     def _shut(self) -> None:
-        self.guard.close()
         self.forecasts.close()
-        self.behind.close()
+        self.behind.close()  # others may have begun what this rank has yet to do its part of: the yard is open until then
+        self.guard.close()
         self.transport.close()
         self.workspace.clear()
         self.agreement.clear()
