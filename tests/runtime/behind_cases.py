@@ -13,7 +13,8 @@ from exchange_cases import cluster_of
 
 import moeyard as my
 import moeyard.runtime as yr
-from moeyard.runtime.layers import ahead
+from moeyard.runtime.layers import ahead, chunks
+from moeyard.runtime.state import checkpoint
 
 WAYS = ({"chunks": 1}, {"chunks": 2}, {"dedup": True}, {"dedup": True, "chunks": 2})
 
@@ -67,3 +68,47 @@ def left(rank, world):
             first(rows(rank))  # and the gather of the second goes on
         began = time.monotonic()
     return time.monotonic() - began, yard.guard.where.behind
+
+
+class Failed(Exception):
+    """Of one rank's own."""
+
+
+def failed(rank, world):
+    """(What is raised, seconds until then, seconds until the yard is left then): the experts of one rank fail, while the others wait for its
+    rows, and what runs behind waits for those to pass, between two waves."""
+    slow = my.Cluster(2, 2, my.Port(400e9, 1e-6), my.Port(2e5, 1e-5))  # a wave is what it carries in so long
+    began = time.monotonic()
+    try:
+        with yr.Yard(cluster=slow, timeout=20, **REPLICAS) as yard, torch.no_grad():
+            _, ours = models(yard, 2)
+            x, _ = oracle.shares(yard.size, 6)[rank]
+            for _ in range(3):
+                ours(x)
+            if rank == 0:
+                mock.patch.object(chunks, "combine", side_effect=Failed).start()
+            began = time.monotonic()
+            try:
+                ours(x)
+            finally:
+                raised = time.monotonic()
+    except (Failed, yr.ExchangeError) as error:
+        return type(error).__name__, raised - began, time.monotonic() - raised
+    return "nothing", 0.0, 0.0
+
+
+def saved(rank, world, folder):
+    """(Whether a save that was under way when the yard was left is there, what its handle says): one rank writes late, one leaves first."""
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=20, **REPLICAS) as yard:
+        _, model = models(yard, 2)
+        write = checkpoint.write_file
+
+        def late(*arguments):
+            time.sleep(1.0 if rank == 1 else 0.0)
+            return write(*arguments)
+
+        mock.patch.object(checkpoint, "write_file", late).start()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        saving = yr.start_checkpoint(folder, model, optimizer, yard, step=1)
+        time.sleep(0.0 if rank == 2 else 0.3)
+    return saving.done() and saving.wait().is_dir()

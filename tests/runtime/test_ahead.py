@@ -63,6 +63,17 @@ def test_who_leaves_a_yard_does_its_part_of_what_others_have_begun():
     assert len(set(behind)) == 1
 
 
+def test_a_rank_that_failed_and_the_others_do_not_wait_for_one_another_for_long():
+    """The others wait for its rows, and their part of a gather for those to pass; it may have begun its own part."""
+    found = launch("behind_cases:failed", 4, 100)
+    assert [kind for kind, _, _ in found] == ["Failed", "RankLost", "RankLost", "RankLost"]
+    assert max(raised + left for _, raised, left in found) < 14
+
+
+def test_a_save_under_way_is_finished_before_the_yard_closes(tmp_path):
+    assert launch("behind_cases:saved", 4, 100, folder=str(tmp_path)) == [True] * 4
+
+
 @pytest.mark.parametrize("begun", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_gather_begun_in_a_frozen_layers_call_has_gradients(begun):
     """The layer before may be frozen or a teacher's; the experts of this one are trained all the same."""

@@ -1,6 +1,7 @@
 """Rows go first: who waits for whom on one rank."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -89,3 +90,14 @@ def test_a_plan_says_how_far_its_rows_go():
     assert plan_of(two, [(7, 0)]).reach == 2
     assert plan_of(my.Cluster(4, 2, near, near), [(7, 0), (3, 4)]).reach == 1
     assert plan_of(my.Cluster(1, 8, near, near), [(7, 0), (3, 4)]).reach == 0
+
+
+def test_rows_that_never_come_hold_nothing_up_for_long(monkeypatch):
+    """So long in all, whatever its parts; the next job as long again."""
+    monkeypatch.setattr("moeyard.runtime.transport.light.HELD", 0.5)
+    light = Light()
+    with light.rows(1):
+        assert held_up(light, 1, 1)
+        time.sleep(0.5)
+        assert not held_up(light, 1, 1)
+        assert held_up(light, 2, 1)

@@ -375,18 +375,19 @@ class Yard:
         return dead[world.ranks]
 
     def close(self) -> None:
-        """Finish what runs and destroy the groups that the yard made. Every rank calls this; twice is once."""
+        """Finish what runs, saves too (not while an exception passes through: others may wait for rows that will not come, and this rank
+        would wait for them), and destroy the groups that the yard made. Every rank calls this; twice is once."""
         if not self.closed:
             self._shut()
 
     def _shut(self) -> None:
-        self.forecasts.close()
-        self.behind.close()  # others may have begun what this rank has yet to do its part of: the yard is open until then
-        self.guard.close()
-        self.transport.close()
+        if self.guard.fault is None and sys.exc_info()[0] is None:
+            self.behind.close()  # others may have begun what this rank has yet to do its part of
+            self.floors.finish()
+        for part in (self.guard, self.behind, self.forecasts, self.transport, self.groups):
+            part.close()
         self.workspace.clear()
         self.agreement.clear()
-        self.groups.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied model exchanges over the same yard."""

@@ -7,6 +7,7 @@ first what for, in a gather of three numbers; who differs is named before anythi
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,8 +75,9 @@ class Floor:
         guard: Guard | None = None,
         roll: Roll | None = None,
         *,
-        behind: bool = False,
+        behind: list[Future[Any]] | None = None,
     ) -> None:
+        """behind: what its yard stays open for; None where the caller waits."""
         self.call, self.group = call, group
         self._guard, self._roll, self._behind = guard, roll, behind
 
@@ -86,6 +88,11 @@ class Floor:
             self._watched(lambda: roll.compare(self.call, facts), meet=True)
         return self
 
+    def stay_open_for(self, future: Future[Any]) -> None:
+        """A yard that is left in peace waits for it: other ranks have begun it too."""
+        if self._behind is not None:
+            self._behind.append(future)
+
     def watched(self, call: Callable[[], Result]) -> Result:
         """Any collective of this call."""
         return self._watched(call, meet=False)
@@ -93,7 +100,7 @@ class Floor:
     def _watched(self, call: Callable[[], Result], meet: bool) -> Result:
         if self._guard is None:
             return call()
-        return self._guard.watched(self.call, call, behind=self._behind, meet=meet)
+        return self._guard.watched(self.call, call, behind=self._behind is not None, meet=meet)
 
     def all_reduce(
         self, tensor: torch.Tensor, operation: Any = dist.ReduceOp.SUM, *, group: Any = None
@@ -117,6 +124,7 @@ class Floors:
         self._control, self._guard, self._background = control, guard, background
         self._roll = Roll(control)
         self._behind: tuple[Any, Roll] | None = None
+        self._under_way: list[Future[Any]] = []
 
     def floor(self, call: str, *, behind: bool = False) -> Floor:
         if not behind:
@@ -125,4 +133,9 @@ class Floors:
             group = self._guard.watched("a group behind the training", self._background)
             self._behind = group, Roll(Control(group, self._control.ranks, self._guard.lost))
         group, roll = self._behind
-        return Floor(call, group, self._guard, roll, behind=True)
+        self._under_way = [one for one in self._under_way if not one.done()]
+        return Floor(call, group, self._guard, roll, behind=self._under_way)
+
+    def finish(self) -> None:
+        """Until what runs behind the training is done, or its error is there for who asks."""
+        wait(self._under_way)

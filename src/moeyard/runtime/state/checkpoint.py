@@ -131,7 +131,7 @@ def start_checkpoint(
 ) -> Saving:
     """As `save_checkpoint`, but only copies to host memory now and writes while training goes on.
 
-    Wait for it before the yard closes. One is written at a time: the next save begins by waiting for this one.
+    One is written at a time: the next save begins by waiting for this one, and so does a yard that closes.
     """
     step = _checked(keep, step)
     _await_earlier()
@@ -142,6 +142,7 @@ def start_checkpoint(
     thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-checkpoint")
     future = thread.submit(_then, partial(_write, Path(folder), part, floor, keep), buffer)
     thread.shutdown(wait=False)  # not `with`: that would wait for the write
+    floor.stay_open_for(future)
     _under_way.append(Saving(future))
     return _under_way[-1]
 

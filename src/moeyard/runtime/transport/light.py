@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+HELD = 5.0  # seconds that a job is held up at most, in all: rows may wait for a rank that waits for the job
 
 
 class Light:
@@ -16,6 +19,7 @@ class Light:
 
     def __init__(self) -> None:
         self._rows, self._jobs, self._wanted = [0, 0, 0], 0, 0
+        self._held = 0, HELD  # the job at the light, and for how much longer it may be held up
         self._changed = threading.Condition()
 
     def begin(self, reach: int) -> None:
@@ -41,10 +45,14 @@ class Light:
         return self._jobs
 
     def pass_by(self, number: int, reach: int) -> None:
-        """Return when no rows are in the way of what reaches so far, or when this job or a later one is waited for."""
+        """Return when no rows are in the way of what reaches so far, when this job or a later one is waited for, or when the job has been
+        held up for long: a rank that failed finishes its part while the others wait for its rows, or leaves them waiting."""
         before = slice(1) if reach == 0 else slice(reach, 3)
         with self._changed:
-            self._changed.wait_for(lambda: not any(self._rows[before]) or number <= self._wanted)
+            job, left = self._held
+            left, began = left if job == number else HELD, time.monotonic()
+            self._changed.wait_for(lambda: not any(self._rows[before]) or number <= self._wanted, left)
+            self._held = number, max(0.0, left - (time.monotonic() - began))
 
     def want(self, number: int | None = None) -> None:
         """Somebody waits for this job, so for all before it; None: for all that were given."""
