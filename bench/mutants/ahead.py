@@ -77,4 +77,11 @@ AHEAD = [
         "",
         f"{_AHEAD}::test_a_save_under_way_is_finished_before_the_yard_closes",
     ),
+    Mutant(
+        "a job behind the training that fails while nobody waits for it is forgotten",
+        "runtime/transport/behind.py",
+        "        if self.failed is not None:\n            raise self.failed\n",
+        "",
+        "tests/runtime/test_light.py::test_no_job_is_given_after_one_that_failed_whether_or_not_somebody_waited_for_it",
+    ),
 ]

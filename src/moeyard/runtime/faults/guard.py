@@ -171,6 +171,10 @@ class Guard:
             return store_lost(head, error, self._watch.keeper)
         return error_of(verdict, self._rank, where, link, reason, self._railed)
 
+    @property
+    def in_peace(self) -> bool:
+        return self.fault is None and not self.closed
+
     def check_open(self) -> None:
         if self.fault is not None:
             fix = "call recover" if isinstance(self.fault, RailLost) else "make a new one"

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.faults.guard import Guard
 from moeyard.runtime.options import Options
 from moeyard.runtime.transport.api import Transport
 from moeyard.runtime.transport.gloo import GlooThreads
@@ -45,7 +46,14 @@ class Behind(Protocol):
 class ThreadJob:
     def __init__(self, behind: BehindThread, work: Work) -> None:
         self._behind, self._number = behind, behind.transport.light.next()
-        self._future = behind.thread.submit(work, self._carry)
+        self._future = behind.thread.submit(self._run, work)
+
+    def _run(self, work: Work) -> None:
+        try:
+            work(self._carry)
+        except Exception as error:
+            self._behind.failed = self._behind.failed or error
+            raise
 
     def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
         self._behind.transport.light.pass_by(self._number, plan.reach)
@@ -64,8 +72,14 @@ class BehindThread:
     def __init__(self, transport: GlooThreads) -> None:
         self.transport = transport
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-behind")
+        self.failed: Exception | None = (
+            None  # the first; a gather that was called off is waited for by nobody
+        )
 
     def submit(self, work: Work) -> Job:
+        """After a job that failed (no memory, say) none: the others wait for this rank's part of that one."""
+        if self.failed is not None:
+            raise self.failed
         return ThreadJob(self, work)
 
     def close(self) -> None:
@@ -93,8 +107,8 @@ class BehindStream:
 
     waves = False
 
-    def __init__(self, transport: Transport, device: torch.device) -> None:
-        self.transport = transport
+    def __init__(self, transport: Transport, guard: Guard, device: torch.device) -> None:
+        self.transport, self._guard = transport, guard
         stream: Any = torch.cuda.Stream
         self._stream = stream(device)
 
@@ -105,6 +119,9 @@ class BehindStream:
         return StreamJob(self._stream, work, self._carry)
 
     def close(self) -> None:
+        """Every job is done, while the guard watches over it; after that nobody would end one whose peer is gone."""
+        if self._guard.in_peace:
+            self._stream.synchronize()
         self.transport.close()
 
 
@@ -138,5 +155,5 @@ def behind_of(options: Options, transport: Transport, carry: Carry, apart: Calla
     if isinstance(transport, GlooThreads):
         return BehindThread(transport)
     if isinstance(transport, NcclStreams):
-        return BehindStream(apart(), transport.deck.device)
+        return BehindStream(apart(), transport.deck.guard, transport.deck.device)
     return AtOnce(carry)
