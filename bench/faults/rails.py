@@ -52,7 +52,7 @@ class LabRank(Rank):
         import moeyard.runtime as yr
 
         self.open()
-        self.begin()
+        self.meet("ready")
         while self.now < self.job.steps:
             if self.now == 2 and self.rank == 0 and math.isinf(self.fault_at):
                 self.fault_at = 0.0

@@ -176,11 +176,14 @@ class Rank:
         if job.fault == "world":
             self._refused_once()
         self.open()
+        self.meet(
+            "open"
+        )  # who reads a damaged file leaves, and who still connects would name it, not the file
         if yr.latest(job.checkpoints) is not None:
             resumed = yr.load_checkpoint(job.checkpoints, self.model, self.optimizer, self.yard)
             self.now = resumed.step
             self.log.write("resumed", step=self.now, sums=self.sums())
-        self.begin()
+        self.meet("ready")
         last = min(self.now + job.steps, UNTIL)
         saving = None
         while self.now < last:
@@ -193,12 +196,12 @@ class Rank:
         self.point("end")
         self.yard.close()
 
-    def begin(self) -> None:
-        """Ranks come from imports and loading as they may, on a busy machine seconds apart; from here on they are watched."""
-        self.log.write("ready")
+    def meet(self, kind: str) -> None:
+        """Ranks come from imports and loading as they may, on a busy machine seconds apart; from "ready" on they are watched."""
+        self.log.write(kind)
         if self.job.fault == "kill at the start":  # who is gone never comes
             return
-        self._until("ready")
+        self._until(kind)
 
     def _until(self, kind: str) -> None:
         """All ranks have written this, or an error."""
