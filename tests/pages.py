@@ -103,6 +103,8 @@ def main() -> None:
     import torch.distributed
     import transformers.models.mixtral.modeling_mixtral  # noqa: F401  before the fork: once for all pages
 
+    import moeyard.runtime  # noqa: F401  likewise
+
     torch.set_num_threads(1)
     root, limit = Path(sys.argv[1]), float(sys.argv[2])
     for number, job in enumerate(sys.argv[3:]):
