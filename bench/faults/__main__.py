@@ -90,7 +90,7 @@ def main() -> None:
             f"named {row.named} in {row.seconds} s, recovered {row.recovered}, lost {row.lost} [{time.monotonic() - began:.0f} s]",
             *row.why, sep="\n      ", flush=True,
         )  # fmt: skip
-    left = options.count - len(done) - ran
+    left = max(0, options.count - len(done) - ran)
     print(f"{ran} faults, {bad} not clean" + (f"; {left} left, --resume goes on" if left else ""))
     sys.exit(bool(bad))
 
