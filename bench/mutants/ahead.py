@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.mutants.mutant import Mutant
 
 _AHEAD = "tests/runtime/test_ahead.py"
+_WATCH = "tests/runtime/test_watch.py"
 
 AHEAD = [
     Mutant(
@@ -80,8 +81,22 @@ AHEAD = [
     Mutant(
         "a job behind the training that fails while nobody waits for it is forgotten",
         "runtime/transport/behind.py",
-        "        if self.failed is not None:\n            raise self.failed\n",
+        "            if guard.in_peace:\n",
+        "            if False:\n",
+        f"{_WATCH}::test_who_fails_behind_the_training_is_to_blame_though_nobody_waited_there",
+    ),
+    Mutant(
+        "an error that all ranks raise together, every part done, is taken for one rank's own",
+        "runtime/transport/behind.py",
+        "        except ExchangeError:\n            raise\n",
         "",
-        "tests/runtime/test_light.py::test_no_job_is_given_after_one_that_failed_whether_or_not_somebody_waited_for_it",
+        f"{_WATCH}::test_who_fails_behind_the_training_is_to_blame_though_nobody_waited_there",
+    ),
+    Mutant(
+        "a yard is open on one rank while another still connects",
+        "runtime/transport/groups.py",
+        "        dist.all_reduce(torch.ones(1), group=self.dense_control)\n",
+        "",
+        "tests/runtime/test_yard.py::test_detection_meshes_closing_rails_and_measuring",
     ),
 ]

@@ -13,7 +13,7 @@ from exchange_cases import cluster_of
 
 import moeyard as my
 import moeyard.runtime as yr
-from moeyard.runtime.layers import ahead, chunks
+from moeyard.runtime.layers import ahead, chunks, replicas
 from moeyard.runtime.state import checkpoint
 
 WAYS = ({"chunks": 1}, {"chunks": 2}, {"dedup": True}, {"dedup": True, "chunks": 2})
@@ -95,6 +95,30 @@ def failed(rank, world):
     except (Failed, yr.ExchangeError) as error:
         return type(error).__name__, raised - began, time.monotonic() - raised
     return "nothing", 0.0, 0.0
+
+
+def unheard(rank, world):
+    """(Who is to blame, whether its reason is told) after a gather for which one rank has no memory, and which nobody there waits for."""
+    with yr.Yard(cluster=cluster_of(2, 2), timeout=6, **REPLICAS) as yard, torch.no_grad():
+        first, second = two_layers(yard)
+        fill = replicas.Hosted._fill
+
+        def fails(hosted, *arguments):
+            if hosted.site == second.site:
+                raise MemoryError("no room")
+            fill(hosted, *arguments)
+
+        for _ in range(3):
+            second(first(rows(rank)))
+        if rank == 0:
+            mock.patch.object(replicas.Hosted, "_fill", fails).start()
+        first(rows(rank))  # and the gather of the second begins
+        yard.choose(chunks=2)
+        try:
+            first(rows(rank))
+        except yr.RankLost as error:
+            return error.ranks, "no room" in str(error)
+    return None
 
 
 def saved(rank, world, folder):

@@ -70,6 +70,10 @@ def test_a_rank_that_failed_and_the_others_do_not_wait_for_one_another_for_long(
     assert max(raised + left for _, raised, left in found) < 14
 
 
+def test_who_has_no_memory_for_a_gather_is_to_blame_though_nobody_there_waits_for_it():
+    assert launch("behind_cases:unheard", 4, 100) == [((0,), True)] * 4
+
+
 def test_a_save_under_way_is_finished_before_the_yard_closes(tmp_path):
     assert launch("behind_cases:saved", 4, 100, folder=str(tmp_path)) == [True] * 4
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 import moeyard as my  # noqa: E402
 from moeyard.runtime.agree.plans import Plan  # noqa: E402
-from moeyard.runtime.transport.behind import BehindThread  # noqa: E402
 from moeyard.runtime.transport.light import Light  # noqa: E402
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(60)]
@@ -103,19 +101,3 @@ def test_rows_that_never_come_hold_nothing_up_for_long(monkeypatch):
         time.sleep(0.5)
         assert not held_up(light, 1, 1)
         assert held_up(light, 2, 1)
-
-
-def test_no_job_is_given_after_one_that_failed_whether_or_not_somebody_waited_for_it():
-    """The others wait for this rank's part of that one, so this rank must stop, with its own reason."""
-    behind, done = BehindThread(SimpleNamespace(light=Light())), []
-
-    def fails(carry):
-        raise MemoryError("no room for the replicas")
-
-    behind.submit(lambda carry: done.append(1))
-    behind.submit(fails)
-    behind.thread.submit(lambda: None).result()
-    with pytest.raises(MemoryError, match="no room for the replicas"):
-        behind.submit(lambda carry: done.append(2))
-    behind.close()
-    assert done == [1]

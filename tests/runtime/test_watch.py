@@ -158,6 +158,25 @@ def _raise(error):
     raise error
 
 
+def test_who_fails_behind_the_training_is_to_blame_though_nobody_waited_there(clients):
+    """The others wait for its part, and where it goes on meanwhile says nothing."""
+    ranks = Ranks([own for _, own in clients])
+    fails = ranks.guards[1]
+    behind = BehindThread(SimpleNamespace(deck=SimpleNamespace(guard=fails), light=Light()))
+    behind.submit(lambda _: _raise(Mismatch("of all ranks, and all parts are done", [0])))
+    behind.thread.submit(lambda: None).result()
+    assert fails.in_peace
+    behind.submit(lambda _: _raise(MemoryError("no room for the replicas")))
+    behind.close()
+    with pytest.raises(RankLost, match="rank 1 failed behind the training: MemoryError: no room") as caught:
+        fails.watched("dispatch", lambda: None)
+    assert caught.value.ranks == (1,)
+    error = ranks.guards[0].lost("silence")
+    assert error.ranks == (1,)
+    assert "no room for the replicas" in str(error)
+    ranks.close()
+
+
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_the_keeper_of_the_store_is_named(how, monkeypatch):
     """Stopped it never answers, whatever the client's time-out; killed it answers with an error."""

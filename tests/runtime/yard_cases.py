@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import moeyard as my
 import moeyard.runtime as yr
 from moeyard.runtime.agree import ahead
+from moeyard.runtime.transport.groups import Groups
 
 
 def prepare():
@@ -29,8 +31,23 @@ def prepare():
     my.assign(cluster, demand, my.place(cluster, demand, "quota", 1), "quota")
 
 
+def opened(rank):
+    """Seconds in which a yard is open of which one rank makes its groups late."""
+
+    def late(*arguments):
+        groups = Groups(*arguments)
+        time.sleep(1.0 if rank == 1 else 0.0)
+        return groups
+
+    dist.barrier()
+    began = time.monotonic()
+    with mock.patch.object(yr.yard, "Groups", late), yr.Yard(timeout=30):
+        return time.monotonic() - began
+
+
 def basics(rank, world):
-    """Detection, meshes, closing, bound rails, measuring. Returns the names of what was checked."""
+    """Opening, detection, meshes, closing, bound rails, measuring. Returns the names of what was checked."""
+    assert opened(rank) > 0.9
     rows = traffics(world, 1)["dense"]
     with yr.Yard(timeout=30) as yard:
         for name in ("observer", "scheduler", "collective"):

@@ -134,9 +134,8 @@ class Yard:
         self._transport_of = choose_transport(self.options.transport, self.world.backend)
         if switched_off() and dist.get_rank() == 0:
             print(OFF, file=sys.stderr, flush=True)
-        self.generation = 0  # grows with every recovery, when all groups are new
+        self.generation = self._sites = 0  # the one grows with every recovery, when all groups are new
         self.workspace = Workspace(resident)
-        self._sites = 0
         self._open()
         self.links: Known | None = self._know_links() if measured else None
 
@@ -144,8 +143,7 @@ class Yard:
         """Everything that a lost rail takes with it: at start, and anew after `recover`."""
         world, fellow = self.world, self.world.fellow
         store = PrefixStore(f"g{fellow[0]}/{self.generation}", self._client)
-        railed = world.interfaces is not None
-        self.guard = Guard(store, dist.get_rank(), fellow, world.timeout, railed, self.ranks[0])
+        self.guard = Guard(store, dist.get_rank(), fellow, world.timeout, world.railed, self.ranks[0])
         self.groups = self.guard.watched(
             "making groups", lambda: Groups(world, self.options.transport == "collective")
         )
@@ -381,13 +379,15 @@ class Yard:
             self._shut()
 
     def _shut(self) -> None:
-        if self.guard.fault is None and sys.exc_info()[0] is None:
-            self.behind.close()  # others may have begun what this rank has yet to do its part of
-            self.floors.finish()
-        for part in (self.guard, self.behind, self.forecasts, self.transport, self.groups):
-            part.close()
-        self.workspace.clear()
-        self.agreement.clear()
+        try:
+            if self.guard.fault is None and sys.exc_info()[0] is None:
+                self.behind.close()  # others may have begun what this rank has yet to do its part of
+                self.floors.finish()
+        finally:
+            for part in (self.guard, self.behind, self.forecasts, self.transport, self.groups):
+                part.close()
+            self.workspace.clear()
+            self.agreement.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied model exchanges over the same yard."""

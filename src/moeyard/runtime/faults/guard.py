@@ -148,24 +148,24 @@ class Guard:
         finally:
             self.where.go()
 
-    def lost(self, cause: str, pair: tuple[int, int] | None = None) -> ExchangeError:
+    def lost(self, cause: str, pair: tuple[int, int] | None = None, *, own: bool = False) -> ExchangeError:
         """The error of a failed call, after a roll call. The yard is of no use from now on, or until `recover`. pair: the ends of
-        the message that failed, in the yard's numbers."""
+        the message that failed, in the yard's numbers. own: this rank failed by itself where the others wait for its part."""
         with self._lock:
             if self.fault is None:
-                self.fault = self._accuse(cause, pair)
+                self.fault = self._accuse(cause, pair, own)
                 self._end()
                 return self.fault
             return type(self.fault)(str(self.fault), self.fault.ranks)
 
-    def _accuse(self, cause: str, pair: tuple[int, int] | None) -> ExchangeError:
+    def _accuse(self, cause: str, pair: tuple[int, int] | None, own: bool) -> ExchangeError:
         where = self.where.told()
         link = f", rank {pair[0]} -> rank {pair[1]}" if pair else ""
         reason = cause.strip().splitlines()[0][:160] if cause.strip() else "no reason given"
         try:
             # a little beyond the roll call; who keeps the store stays until all have heard
             most = self._patience + (4.5 if self._rank == self._watch.keeper else 1.5)
-            verdict = within(most, lambda: self._watch.verdict(self._ranks, reason, self._patience))
+            verdict = within(most, lambda: self._watch.verdict(self._ranks, reason, self._patience, own))
         except Exception as error:
             head = f"rank {self._rank}, {place_of(where)}{link}: {reason}"
             return store_lost(head, error, self._watch.keeper)

@@ -25,6 +25,7 @@ class Verdict(NamedTuple):
     found: dict[int, Where]  # where each live rank was
     by: int  # who says so
     cause: str  # and what it saw
+    failed: list[int]  # by themselves, and said so: then nobody else is to blame
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())
@@ -45,7 +46,7 @@ def judge(found: Mapping[int, Where], missing: Iterable[int], by: int, cause: st
     """
     gone = sorted(missing)
     late = [] if gone else _late(found)
-    return Verdict(gone, late, dict(found), by, cause)
+    return Verdict(gone, late, dict(found), by, cause, [])
 
 
 def _late(found: Mapping[int, Where]) -> list[int]:
@@ -144,6 +145,12 @@ def error_of(verdict: Verdict, me: int, where: Where, link: str, reason: str, ra
     head = f"rank {me}, {place_of(where)}{link}"
     heard = "" if verdict.by == me else f", as rank {verdict.by} found: {verdict.cause}"
     others = whereabouts(verdict.found)
+    if verdict.failed:
+        names = ", ".join(map(str, verdict.failed))
+        return RankLost(
+            f"{head}: rank {names} failed {verdict.cause}; what it was to send never comes; restart it",
+            verdict.failed,
+        )
     if verdict.gone:
         names = ", ".join(map(str, verdict.gone))
         return RankLost(

@@ -73,11 +73,12 @@ class Watch:
                 return found, [rank for rank in ranks if rank not in found]
             time.sleep(0.05)
 
-    def verdict(self, ranks: Sequence[int], cause: str, patience: float) -> Verdict:
-        """The first that any rank left; else ours, after a roll call. Raises RuntimeError if the store is gone."""
+    def verdict(self, ranks: Sequence[int], cause: str, patience: float, own: bool = False) -> Verdict:
+        """The first that any rank left; else ours, after a roll call. own: this rank failed by itself, so nobody is asked. Raises
+        RuntimeError if the store is gone."""
         try:
             if self.heard is None and not self._store.check(["verdict"]):
-                mine = judge(*self.roll_call(ranks, patience), self._rank, cause)
+                mine = self._own(cause) if own else judge(*self.roll_call(ranks, patience), self._rank, cause)
                 self._store.compare_set("verdict", "", mine.to_json())
             if self.heard is None:
                 self.heard = Verdict.from_json(self._store.get("verdict"))
@@ -88,6 +89,10 @@ class Watch:
         if self._rank == self._keeper:
             self._linger([rank for rank in ranks if rank not in self.heard.gone and rank != self._rank])
         return self.heard
+
+    def _own(self, cause: str) -> Verdict:
+        self._store.add("alarm", 1)  # so that all look for a verdict
+        return Verdict([], [], {self._rank: self._where()}, self._rank, cause, [self._rank])
 
     def _linger(self, ranks: Sequence[int], most: float = 3.0) -> None:
         """Who keeps the store stays until the others have heard."""

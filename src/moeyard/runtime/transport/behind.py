@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from moeyard.runtime.agree.plans import Plan
+from moeyard.runtime.faults.errors import ExchangeError
 from moeyard.runtime.faults.guard import Guard
 from moeyard.runtime.options import Options
 from moeyard.runtime.transport.api import Transport
@@ -49,10 +50,15 @@ class ThreadJob:
         self._future = behind.thread.submit(self._run, work)
 
     def _run(self, work: Work) -> None:
+        """An error that is not the network's (no memory, say): maybe nobody waits for the job here, but the others do for this rank's part."""
+        guard = self._behind.transport.deck.guard
         try:
             work(self._carry)
+        except ExchangeError:
+            raise
         except Exception as error:
-            self._behind.failed = self._behind.failed or error
+            if guard.in_peace:
+                guard.lost(f"behind the training: {type(error).__name__}: {error}", own=True)
             raise
 
     def _carry(self, plan: Plan, backward: bool, output: torch.Tensor, source: torch.Tensor) -> None:
@@ -72,14 +78,8 @@ class BehindThread:
     def __init__(self, transport: GlooThreads) -> None:
         self.transport = transport
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="moeyard-behind")
-        self.failed: Exception | None = (
-            None  # the first; a gather that was called off is waited for by nobody
-        )
 
     def submit(self, work: Work) -> Job:
-        """After a job that failed (no memory, say) none: the others wait for this rank's part of that one."""
-        if self.failed is not None:
-            raise self.failed
         return ThreadJob(self, work)
 
     def close(self) -> None:

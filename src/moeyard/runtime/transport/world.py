@@ -51,6 +51,11 @@ class World:
         """In the expert-parallel group."""
         return self.ranks.index(dist.get_rank())
 
+    @property
+    def railed(self) -> bool:
+        """Rails are bound, so one that died can be told."""
+        return self.interfaces is not None
+
     def but(self, families: dict[Family, Cluster]) -> World:
         return replace(self, families=families)
 
