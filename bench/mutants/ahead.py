@@ -94,9 +94,9 @@ AHEAD = [
     ),
     Mutant(
         "a yard is open on one rank while another still connects",
-        "runtime/transport/groups.py",
-        "        dist.all_reduce(torch.ones(1), group=self.dense_control)\n",
-        "",
+        "runtime/yard.py",
+        "        self.settle()  # nobody leaves",
+        "        # nobody leaves",
         "tests/runtime/test_yard.py::test_detection_meshes_closing_rails_and_measuring",
     ),
 ]

@@ -173,7 +173,7 @@ def test_who_fails_behind_the_training_is_to_blame_though_nobody_waited_there(cl
     assert caught.value.ranks == (1,)
     error = ranks.guards[0].lost("silence")
     assert error.ranks == (1,)
-    assert "no room for the replicas" in str(error)
+    assert "no room for the replicas (here: silence)" in str(error)
     ranks.close()
 
 

@@ -28,6 +28,10 @@ def test_detection_meshes_closing_rails_and_measuring():
     assert launch("yard_cases:basics", 4, 100) == ["all"] * 4
 
 
+def test_an_expert_parallel_group_that_opens_late_is_named_by_all():
+    assert launch("yard_cases:family_late", 2, 100) == [(1,), (1,)]
+
+
 def test_memory_stays_flat_over_changing_traffic(monkeypatch):
     """What one call leaves behind shows after 80 of them: 1.3 kilobytes, or three of Python's blocks. Not counted: the last 2,000
     calls of a group, which torch notes for a post-mortem, 3 kB a step of ours until they are that many."""

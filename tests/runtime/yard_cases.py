@@ -31,18 +31,34 @@ def prepare():
     my.assign(cluster, demand, my.place(cluster, demand, "quota", 1), "quota")
 
 
-def opened(rank):
-    """Seconds in which a yard is open of which one rank makes its groups late."""
+def groups_late(seconds):
+    """Makes them, and then takes so long."""
 
     def late(*arguments):
         groups = Groups(*arguments)
-        time.sleep(1.0 if rank == 1 else 0.0)
+        time.sleep(seconds)
         return groups
 
+    return mock.patch.object(yr.yard, "Groups", late)
+
+
+def opened(rank):
+    """Seconds in which a yard is open of which one rank makes its groups late."""
     dist.barrier()
     began = time.monotonic()
-    with mock.patch.object(yr.yard, "Groups", late), yr.Yard(timeout=30):
+    with groups_late(1.0 if rank == 1 else 0.0), yr.Yard(timeout=30):
         return time.monotonic() - began
+
+
+def family_late(rank, world):
+    """Who is to blame where one expert-parallel group of two makes its groups for longer than the time-out."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "ep"))
+    try:
+        with groups_late(6.0 * rank):
+            yr.Yard(mesh, timeout=3)
+    except yr.ExchangeError as error:
+        return error.ranks
+    return None
 
 
 def basics(rank, world):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Self
 
@@ -158,17 +159,15 @@ class Yard:
             self.guard.keep_vigil(self.groups.abort)
         self.guard.watched("warming groups", lambda: self.groups.warm(self.device, self.guard.note))
         self.behind = behind_of(self.options, self.transport, self.exchange, self._apart)
+        self.settle()  # nobody leaves, for whatever reason, while another still connects
 
     def _know_links(self) -> Known:
         deck = self._deck()
-        carries = choose_transport(None, self.world.backend)(deck)
-        probe = Probe(deck, self.control, carries, self.cluster)
-        try:
+        with closing(choose_transport(None, self.world.backend)(deck)) as carries:
+            probe = Probe(deck, self.control, carries, self.cluster)
             found, known = self.guard.watched(
                 "measuring links", lambda: know_links(probe, self.world.interfaces)
             )
-        finally:
-            carries.close()
         self.set_cluster(found)
         return known
 
@@ -379,15 +378,14 @@ class Yard:
             self._shut()
 
     def _shut(self) -> None:
-        try:
+        with ExitStack() as last:  # all of it, whatever one part raises
+            for kept in (self.agreement, self.workspace):
+                last.callback(kept.clear)
+            for part in (self.groups, self.transport, self.forecasts, self.behind, self.guard):
+                last.callback(part.close)
             if self.guard.fault is None and sys.exc_info()[0] is None:
                 self.behind.close()  # others may have begun what this rank has yet to do its part of
                 self.floors.finish()
-        finally:
-            for part in (self.guard, self.behind, self.forecasts, self.transport, self.groups):
-                part.close()
-            self.workspace.clear()
-            self.agreement.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied model exchanges over the same yard."""

@@ -146,9 +146,9 @@ def error_of(verdict: Verdict, me: int, where: Where, link: str, reason: str, ra
     heard = "" if verdict.by == me else f", as rank {verdict.by} found: {verdict.cause}"
     others = whereabouts(verdict.found)
     if verdict.failed:
-        names = ", ".join(map(str, verdict.failed))
+        names, seen = ", ".join(map(str, verdict.failed)), "" if verdict.by == me else f" (here: {reason})"
         return RankLost(
-            f"{head}: rank {names} failed {verdict.cause}; what it was to send never comes; restart it",
+            f"{head}: rank {names} failed {verdict.cause}{seen}; what it was to send never comes; restart it",
             verdict.failed,
         )
     if verdict.gone:

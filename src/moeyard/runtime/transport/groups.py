@@ -113,14 +113,12 @@ class Groups:
         return own_rail_group(world, ranks, common_rail(shared, world.cluster.nic(world.rank)[1]))
 
     def warm(self, device: torch.device, note: Callable[[Any], None]) -> None:
-        """One tiny collective on each group that carries rows, and one of all ranks: connections and communicators exist before the first
-        step, and nobody leaves, for whatever reason, while another still connects."""
+        """One tiny collective on each group that carries rows: connections and communicators exist before the first step."""
         self.channels.warm(device, note)
         if self._unplanned:
             work: Any = dist.all_reduce(torch.ones(1, device=device), group=self.whole, async_op=True)
             note(work)
             work.wait()
-        dist.all_reduce(torch.ones(1), group=self.dense_control)
 
     def abort(self) -> None:
         """The groups on a device, after a fault: nobody waits any longer for who is gone. Theirs is the end of the yard."""
