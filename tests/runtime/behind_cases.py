@@ -112,9 +112,9 @@ def unheard(rank, world):
             second(first(rows(rank)))
         if rank == 0:
             mock.patch.object(replicas.Hosted, "_fill", fails).start()
-        first(rows(rank))  # and the gather of the second begins
-        yard.choose(chunks=2)
         try:
+            first(rows(rank))  # and the gather of the second begins
+            yard.choose(chunks=2)
             first(rows(rank))
         except yr.RankLost as error:
             return error.ranks, "no room" in str(error)
