@@ -56,6 +56,13 @@ ONCE_REAL = [  # the first version had these
         f"{_VERIFY}::test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage",
     ),
     Mutant(
+        "what came before the load went elsewhere fills slots",
+        "planners/ahead.py",
+        "    history = since_break(tuple(history))\n",
+        "",
+        "tests/core/test_place_ahead.py::test_what_came_before_the_load_went_elsewhere_is_no_insurance",
+    ),
+    Mutant(
         "a plan for the stand-in does not say so",
         "planners/__init__.py",
         "placement = placement.assuming()",

@@ -18,7 +18,7 @@ from moeyard.kernels.place.hosts import free_slots
 from moeyard.kernels.place.spare import ANYONE, FADING, add_spare, risk_of
 from moeyard.model import STAND_IN
 from moeyard.planners import PLANNERS, place
-from moeyard.planners.ahead import FILLED, RECORDS
+from moeyard.planners.ahead import FILLED, RECORDS, since_break
 
 LIGHT = STAND_IN.but(expert_bytes=1000)  # gathers are nothing beside a step
 every_planner = pytest.mark.parametrize("planner", list(PLANNERS))
@@ -155,6 +155,25 @@ def test_what_is_older_than_eight_records_does_not_matter():
     history = [zipf(8, 16, 1.0, seed) for seed in range(RECORDS + 2)]
     long, short = (place(cluster, history[-n:], "quota", 2) for n in (RECORDS + 2, RECORDS))
     assert (long.hosts_ER == short.hosts_ER).all()
+
+
+def test_what_came_before_the_load_went_elsewhere_is_no_insurance():
+    cluster, rng = cluster_of(2, 4), np.random.default_rng(0)
+    before, after = (
+        [Demand(rng.multinomial(4096, share, 8)) for _ in range(3)]
+        for share in np.repeat(np.eye(2), 8, axis=1) / 8
+    )
+    assert since_break((*before, *after)) == tuple(after)
+    assert since_break((*before, after[0])) == (after[0],)
+    found, fresh = (place(cluster, one, "quota", 2) for one in ([*before, *after], after))
+    assert (found.hosts_ER == fresh.hosts_ER).all()
+
+
+def test_counts_of_few_rows_differ_by_chance_and_that_is_no_break():
+    rng = np.random.default_rng(0)
+    for rows in (0, 1, 4, 40, 4000):
+        history = tuple(Demand(rng.multinomial(rows, np.full(16, 1 / 16), 1)) for _ in range(40))
+        assert since_break(history) == history
 
 
 @pytest.mark.parametrize("name", ["olmoe-64", "mixtral-8"])

@@ -27,6 +27,9 @@ RECORDS = 8  # of the past that are looked at; what is older has faded
 JUDGES = 3  # newest records that a placement is priced on
 FILLED = ("balanced", "quota", "auto")  # others mean their replicas for their own rank's rows, or have none
 PRICED = ("auto",)  # slots are filled as far as predicted time allows
+BROKEN = (
+    1 / 3
+)  # share of the rows that go to other experts than in the record before: the past before that tells nothing
 GAIN = (
     1.02  # times the step with replicas that homes alone may take: gathers cost the host what no model counts
 )
@@ -46,6 +49,19 @@ def newest(history: Demand | Sequence[Demand]) -> tuple[Demand, ...]:
     if len(shapes) > 1:
         raise InvalidDemand(f"the demands of a history must agree in ranks and experts, got {sorted(shapes)}")
     return records[-RECORDS:]
+
+
+def since_break(history: tuple[Demand, ...]) -> tuple[Demand, ...]:
+    """The records since the load last went elsewhere: insurance against what will not come back is slots wasted.
+
+    Counts of few rows differ by chance; a break is what lies beyond that.
+    """
+    rows_HE = np.stack([one.rows.sum(axis=0) for one in history])
+    total_H = np.maximum(1, rows_HE.sum(axis=1))
+    moved_H = np.abs(np.diff(rows_HE / total_H[:, None], axis=0)).sum(axis=1) / 2
+    chance_H = np.sqrt(rows_HE.shape[1] / (np.pi * np.minimum(total_H[1:], total_H[:-1])))
+    breaks = np.flatnonzero(moved_H > BROKEN + chance_H)
+    return history[int(breaks[-1]) + 1 :] if len(breaks) else history
 
 
 def plan_quota_ahead(
@@ -72,13 +88,14 @@ def fill_ahead(
 ) -> Placement:
     """The placement with free slots filled, where its planner's replicas serve any rank's rows.
 
-    A slot that the newest record does not need goes to the expert with the most risk per host (`risk_of`), on the rank that
+    Records before a break do not count (`since_break`). A slot that the newest record does not need goes to the expert with the most risk per host (`risk_of`), on the rank that
     hosts the least. Without a cap there are as many slots everywhere as the fullest rank uses. Planners that weigh time fill all of
     them, half or none: the least mean step time of the newest records, more replicas where that is within 1%. Where a model says
     that homes alone serve the newest records as fast within 2%, there are no replicas at all.
     """
     if planner not in FILLED:
         return placement
+    history = since_break(tuple(history))
     price = partial(_mean_seconds, cluster, history[-JUDGES:], model or STAND_IN)
     found = _filled(cluster, history, placement, slots, price if planner in PRICED else None)
     if model is None or not found.copies:
