@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,16 @@ class Travels:
             object.__setattr__(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
 
 
+def is_number(value: object) -> bool:
+    """A real number, numpy's too; no text, no array, no yes or no."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+def is_whole(value: object) -> bool:
+    """A whole number, numpy's too."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def writable(array: NDArray[Any]) -> NDArray[Any]:
     """The array, or a copy if it is frozen or strided: kernels are compiled for one kind of array."""
     flags = array.flags
@@ -67,7 +78,10 @@ def blended(counts: IntArray) -> bytes:
 
 def row_counts(values: ArrayLike, what: str, shape: str, error: type[MoeyardError]) -> IntArray:
     """A frozen int64 copy of a matrix of row counts: two axes, whole numbers, none negative."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as ragged:  # rows of several lengths
+        raise error(f"{what} must be a matrix {shape}, its rows equally long") from ragged
     if array.ndim != 2 or 0 in array.shape:
         raise error(f"{what} must be a matrix {shape}, got shape {array.shape}")
     if array.dtype.kind not in "iub":

@@ -11,11 +11,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import FloatArray, IntArray, Travels, frozen
+from moeyard.arrays import FloatArray, IntArray, Travels, frozen, is_number, is_whole
 from moeyard.errors import InvalidCluster
 from moeyard.kernels.lanes.quotas import UNIT, lane_table
 
 MOST_RANKS = 2**20  # a plan counts rows for each pair of ranks: nobody has memory for more
+
+
+def _numbers(what: str, of: object, *names: str) -> None:
+    for name in names:
+        if not is_number(getattr(of, name)):
+            raise InvalidCluster(
+                f"{what} {name} must be a number, got {getattr(of, name)!r}; Cluster.load reads text such as '400 Gbit/s' in files"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class Port:
     latency: float  # seconds, charged once per message
 
     def __post_init__(self) -> None:
+        _numbers("port", self, "bandwidth", "latency")
         if not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):  # also rejects nan
             raise InvalidCluster(
                 f"port bandwidth must be positive and finite, got {self.bandwidth!r} bytes/s"
@@ -45,6 +54,7 @@ class Contention:
     ceiling: float = math.inf
 
     def __post_init__(self) -> None:
+        _numbers("contention", self, "loss", "knee", "ceiling")
         if not (self.loss >= 0 and math.isfinite(self.loss)):
             raise InvalidCluster(f"contention loss must be zero or more and finite, got {self.loss!r}")
         if not (self.knee >= 0 and math.isfinite(self.knee)):
@@ -90,6 +100,17 @@ class Cluster(Travels):
     def __post_init__(self) -> None:
         for what in ("nodes", "ranks_per_node", "datacenters"):
             _whole(what, getattr(self, what))
+        for what, kind in (
+            ("scale_up", Port),
+            ("scale_out", Port),
+            ("wan", Port),
+            ("contention", Contention),
+        ):
+            given = getattr(self, what)
+            if not isinstance(given, kind) and not (what == "wan" and given is None):
+                raise InvalidCluster(
+                    f"{what} must be a {kind.__name__}, got {given!r}; give my.{kind.__name__}(...)"
+                )
         if self.nodes * self.ranks_per_node > MOST_RANKS:
             raise InvalidCluster(
                 f"{self.nodes} nodes x {self.ranks_per_node} ranks are more than {MOST_RANKS} ranks; use fewer"
@@ -201,13 +222,24 @@ class Cluster(Travels):
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
+def check_cluster(cluster: object) -> None:
+    """For those who are given one."""
+    if not isinstance(cluster, Cluster):
+        raise InvalidCluster(
+            f"a cluster is wanted, got {type(cluster).__name__} {cluster!r:.60}; give my.Cluster(...) or Cluster.load(...)"
+        )
+
+
 def _whole(what: str, value: object) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+    if not is_whole(value) or value < 1:  # type: ignore[operator]
         raise InvalidCluster(f"{what} must be a whole number of at least 1, got {value!r}")
 
 
 def _factors(what: str, values: ArrayLike | None, shape: tuple[int, ...], zero_ok: bool) -> FloatArray:
-    array: FloatArray = np.ones(shape) if values is None else np.array(values, dtype=np.float64)
+    try:
+        array: FloatArray = np.ones(shape) if values is None else np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidCluster(f"{what} must be numbers in the shape {shape}, got {values!r}") from error
     if array.shape != shape:
         raise InvalidCluster(f"{what} must have shape {shape}, got {array.shape}")
     bad = ~(np.isfinite(array) & ((array >= 0) if zero_ok else (array > 0)))

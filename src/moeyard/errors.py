@@ -61,5 +61,14 @@ class UnknownName(MoeyardError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a question, or all known names."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+
+
+def lacking(error: Exception) -> str:
+    """What a reader that found something else says of it."""
+    return (
+        f"it has no {error.args[0]!r}"
+        if isinstance(error, KeyError) and error.args
+        else str(error) or type(error).__name__
+    )

@@ -30,6 +30,13 @@ def run_local(
     programs = [lower(schedule, rank) for rank in range(schedule.traffic.num_ranks)]
     if len(inputs) != len(programs):
         raise InvalidTraffic(f"{len(inputs)} inputs for {len(programs)} ranks; give one array per rank")
+    inputs = [np.asarray(given) for given in inputs]
+    for rank, given in enumerate(inputs):
+        if given.ndim == 0 or (given.dtype, given.shape[1:]) != (inputs[0].dtype, inputs[0].shape[1:]):
+            raise InvalidTraffic(
+                f"inputs[{rank}] has rows of {given.shape[1:]} {given.dtype}, inputs[0] of {inputs[0].shape[1:]} {inputs[0].dtype}; "
+                f"give all ranks rows of one kind"
+            )
     fans = [Fan(schedule.traffic, program.rank, copies) for program in programs]
     spaces: list[dict[int, NDArray[Any]]] = []
     for program, fan, given in zip(programs, fans, inputs, strict=True):

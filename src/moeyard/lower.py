@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeyard.arrays import IntArray, all_writable
+from moeyard.arrays import IntArray, all_writable, is_whole
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.lanes import Lanes
 from moeyard.kernels.program.lower import lower_back, lower_tables
@@ -12,8 +12,8 @@ from moeyard.schedule import Form, Schedule
 
 def lower(schedule: Schedule, rank: int) -> Program:
     """The part of one rank. Builds nothing for the others."""
-    if not 0 <= rank < schedule.traffic.num_ranks:
-        raise InvalidSchedule(f"rank {rank} is not one of 0..{schedule.traffic.num_ranks - 1}")
+    if not is_whole(rank) or not 0 <= rank < schedule.traffic.num_ranks:
+        raise InvalidSchedule(f"rank {rank!r} is not one of 0..{schedule.traffic.num_ranks - 1}")
     form, stages, rows = schedule.form, schedule.stages, schedule.traffic.rows
     waits = stages.after_ptr, stages.after
     if schedule.backward:

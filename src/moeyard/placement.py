@@ -25,7 +25,7 @@ class Placement(Travels):
     def __init__(
         self, home_E: ArrayLike, hosts_ER: ArrayLike, planner: str = "", *, model_assumed: bool = False
     ) -> None:
-        home = np.array(home_E, dtype=np.int64)
+        home = _homes(home_E)
         hosts = np.array(hosts_ER, dtype=np.bool_)
         if hosts.ndim != 2 or home.shape != hosts.shape[:1]:
             raise InvalidPlacement(
@@ -49,7 +49,7 @@ class Placement(Travels):
     @classmethod
     def of_homes(cls, home_E: ArrayLike, num_ranks: int, planner: str = "") -> Placement:
         """Every expert on its home alone."""
-        home = np.asarray(home_E, dtype=np.int64)
+        home = _homes(home_E)
         return cls(home, home[:, None] == np.arange(num_ranks), planner)
 
     def assuming(self) -> Placement:
@@ -89,3 +89,17 @@ class Placement(Travels):
         """Slots that each rank uses for replicas."""
         hosted = self.hosts_ER.sum(axis=0)
         return frozen(hosted - np.bincount(self.home_E, minlength=self.num_ranks))
+
+
+def _homes(home_E: ArrayLike) -> IntArray:
+    try:
+        given = np.asarray(home_E)
+        with np.errstate(invalid="ignore"):
+            home: IntArray = np.array(given, dtype=np.int64)
+        whole = given.dtype.kind in "iu" or bool((given == home).all())
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        told = " ".join(repr(home_E).split())
+        raise InvalidPlacement(f"home_E holds {told:.80}; give the number of a rank for each expert")
+    return home

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import IntArray, frozen, is_whole
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidPlacement
 from moeyard.placement import Placement
@@ -93,8 +93,8 @@ class StepPlan:
     ) -> None:
         if not layers:
             raise InvalidPlacement("a step has at least one MoE layer; give one LayerPlan for each")
-        if ahead is not None and ahead < 0:
-            raise InvalidPlacement(f"ahead is {ahead}; give zero or more layers, or None for no limit")
+        if ahead is not None and not (is_whole(ahead) and ahead >= 0):
+            raise InvalidPlacement(f"ahead is {ahead!r}; give zero or more layers, or None for no limit")
         if ahead is None and not resident:
             raise InvalidPlacement(
                 "with no limit to `ahead` every layer needs slots of its own; make them resident"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from moeyard.errors import MoeyardError
@@ -29,6 +30,12 @@ def _float(number: float) -> float:
         raise MoeyardError("cannot read a number above 1.8e308; write a smaller one") from error
 
 
+def _finite(number: float, text: str) -> float:
+    if not math.isfinite(number):
+        raise MoeyardError(f"{text!r} is more than any number can hold; write a smaller one")
+    return number
+
+
 def _bytes(number: float, unit: str) -> float | None:
     """`number` of a unit such as B, MB, GiB, Gbit; None if it is none of these."""
     for suffix, size in (("bit", 0.125), ("B", 1.0)):
@@ -46,7 +53,7 @@ def parse_bytes(text: str | float) -> float:
     size = number if not unit else _bytes(number, unit)
     if size is None:
         raise MoeyardError(f'unknown unit {unit!r} in {text!r}; write a size such as "256 MB" or "64 KiB"')
-    return size
+    return _finite(size, text)
 
 
 def parse_bandwidth(text: str | float) -> float:
@@ -59,7 +66,7 @@ def parse_bandwidth(text: str | float) -> float:
         raise MoeyardError(
             f'unknown unit {unit!r} in {text!r}; write a rate such as "400 Gbit/s" or "48.85 GB/s"'
         )
-    return rate
+    return _finite(rate, text)
 
 
 def parse_seconds(text: str | float) -> float:
@@ -70,7 +77,7 @@ def parse_seconds(text: str | float) -> float:
     per_second = _PER_SECOND.get(unit or "s")
     if per_second is None:
         raise MoeyardError(f'unknown unit {unit!r} in {text!r}; write a time such as "10 us"')
-    return number / per_second
+    return _finite(number / per_second, text)
 
 
 def show_seconds(seconds: float) -> str:

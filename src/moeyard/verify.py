@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeyard.arrays import BoolArray, IntArray
-from moeyard.cluster import Cluster
+from moeyard.cluster import Cluster, check_cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
 from moeyard.kernels.program.verify import FINE, MISSING, NOT_HELD, PASSED_ON, RECEIVED_TWICE, check_rank
@@ -15,6 +15,11 @@ from moeyard.traffic import Traffic
 
 def check_fits(cluster: Cluster, traffic: Traffic) -> None:
     """The traffic is between the ranks of this cluster."""
+    check_cluster(cluster)
+    if not isinstance(traffic, Traffic):
+        raise InvalidTraffic(
+            f"traffic is wanted, got {type(traffic).__name__}; give my.Traffic(rows, row_bytes)"
+        )
     if traffic.num_ranks != cluster.num_ranks:
         raise InvalidTraffic(
             f"traffic is between {traffic.num_ranks} ranks, but the cluster has {cluster.nodes} nodes x "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import FloatArray, IntArray, is_whole
 from moeyard.errors import MoeyardError, UnknownName
 from moeyard.traffic import ROW_BYTES, Traffic, whole_row_bytes
 
@@ -76,6 +76,10 @@ def workload(spec: str, num_ranks: int, *, mb: float, row_bytes: int = ROW_BYTES
     parameter = _parameter(name, text, meaning, default) if colon else default or 0.0
     if not (np.isfinite(mb) and mb > 0):
         raise MoeyardError(f"megabytes per rank must be positive and finite, got {mb!r}")
+    if not (is_whole(num_ranks) and num_ranks >= 1):
+        raise MoeyardError(f"traffic is between a whole number of ranks, at least 1, got {num_ranks!r}")
+    if not (is_whole(seed) and seed >= 0):
+        raise MoeyardError(f"a seed is a whole number of zero or more, got {seed!r}")
     row_bytes = whole_row_bytes(row_bytes)
     if mb * 1e6 / row_bytes > _MOST_ROWS:
         raise MoeyardError(

@@ -164,13 +164,15 @@ def precision(rank, world, kinds):
 
 
 class Counted:
-    """Calls of a function of a module while inside, and their first argument's dtypes."""
+    """Calls of a function of a module while inside, and their first argument's dtypes; none of one that this torch has not."""
 
     def __init__(self, module, name):
         self.module, self.name, self.dtypes = module, name, set()
 
     def __enter__(self):
-        self.real = getattr(self.module, self.name)
+        self.real = getattr(self.module, self.name, None)
+        if self.real is None:
+            return
 
         def call(first, *arguments, **named):
             self.dtypes.add(str(first.dtype))
@@ -179,4 +181,5 @@ class Counted:
         setattr(self.module, self.name, call)
 
     def __exit__(self, *_):
-        setattr(self.module, self.name, self.real)
+        if self.real is not None:
+            setattr(self.module, self.name, self.real)

@@ -12,7 +12,7 @@ from moeyard.cli import complete
 from moeyard.cli.show import check_place, console, print_json, table
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
-from moeyard.errors import MoeyardError, UnknownName, suggest
+from moeyard.errors import InvalidDemand, MoeyardError, UnknownName, suggest
 from moeyard.fold import fold
 from moeyard.formats import load_cluster, load_demand
 from moeyard.formats.arrays import read_arrays
@@ -29,6 +29,7 @@ from moeyard.planners.compare import Plan, compare_planners
 from moeyard.provenance import CLOCKED, CLOSED_FORM, data_of
 from moeyard.units import parse_bytes, show_bytes, show_seconds
 
+LATEST = -1  # record
 _MODELLED = (
     "bound_s", "time_s", "x_bound", "balancedness", "gathered_bytes", "migrated_bytes", "rows_sent", "rows_plain", "dispatch_s", "experts_s",
     "exposed_gather_s", "exposed_reduce_s",
@@ -81,7 +82,7 @@ def run(
             help=f"Assign all plans so: {', '.join(POLICIES)}; default: each planner's own.",
         ),
     ] = None,
-    record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = -1,
+    record: Annotated[int, typer.Option(help="Record of a trace; negative: from the end.")] = LATEST,
     layer: Annotated[int, typer.Option(help="Layer of a trace.")] = 0,
     dedup: Annotated[
         bool,
@@ -172,6 +173,10 @@ def read_demand(source: str, ranks: int, record: int, layer: int) -> tuple[Deman
         raise UnknownName(
             f"unknown trace {source!r}; {near}{'' if near.endswith('?') else '.'} Or give a file of rows[rank, expert]: "
             f".npy, .npz or .csv"
+        )
+    if (record, layer) != (LATEST, 0):
+        raise InvalidDemand(
+            f"{source}: one demand, no records and layers; leave --record and --layer out, or give a trace"
         )
     return load_demand(source), ""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeyard.cluster import Cluster, Contention, Port
-from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.errors import InvalidFile, MoeyardError, lacking
 
 CACHE = "MOEYARD_CACHE"
 
@@ -78,4 +78,4 @@ def kept_links(key: str, cluster: Cluster, oldest: float) -> Kept | None:
         age = time.time() - float(data["at"])
         return Kept(with_links(cluster, data), age) if 0 <= age <= oldest else None
     except (ValueError, KeyError, TypeError, RecursionError, MoeyardError) as error:
-        raise InvalidFile(f"{path}: not measured links: {error!r}; remove it") from error
+        raise InvalidFile(f"{path}: not measured links: {lacking(error)}; remove it") from error

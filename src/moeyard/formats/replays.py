@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.errors import InvalidFile, MoeyardError, lacking
 from moeyard.formats.arrays import parse_arrays
 from moeyard.formats.strict import PathLike, json_of, named, short
 from moeyard.placement import Placement
@@ -88,7 +88,7 @@ def load_replay(source: PathLike) -> Replay:
         return Replay(dict(data["asked"]), conditions, steps, bound_s, wrong, ways, rows)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidFile(
-            f"{path}: a figure is missing or of another kind: {error!r}; replay it anew"
+            f"{path}: a figure is missing or of another kind: {lacking(error)}; replay it anew"
         ) from error
 
 
@@ -153,7 +153,9 @@ def load_progress(job: Job, folder: PathLike) -> Progress | None:
             raise MoeyardError(f"--resume with other options: {told}; give the same, or another --out")
         return _progress(path, job, arrays)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise InvalidFile(f"{path}: not what a replay left: {error!r}; remove it and start anew") from error
+        raise InvalidFile(
+            f"{path}: not what a replay left: {lacking(error)}; remove it and start anew"
+        ) from error
 
 
 def _progress(path: Path, job: Job, arrays: dict[str, Any]) -> Progress:

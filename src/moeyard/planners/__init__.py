@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from moeyard.arrays import IntArray
+import numpy as np
+
+from moeyard.arrays import IntArray, is_number, is_whole
 from moeyard.assign import assign
-from moeyard.cluster import Cluster
+from moeyard.cluster import Cluster, check_cluster
 from moeyard.cost import migration_seconds, step_cost
 from moeyard.demand import Demand
-from moeyard.errors import InvalidDemand, InvalidPlacement, UnknownName
+from moeyard.errors import InvalidDemand, InvalidModel, InvalidPlacement, UnknownName
 from moeyard.migration import Migration
 from moeyard.model import STAND_IN, ModelSpec
 from moeyard.placement import Placement
@@ -78,22 +81,31 @@ def place(
     more, over `steps` steps of this demand, than the move from `previous` costs. Without a model, what depends on one is planned for
     a stand-in (50 MB experts), and the placement says so: `model_assumed`.
     """
+    check_cluster(cluster)
     history = newest(demand)
     ahead, demand = not isinstance(demand, Demand), history[-1]
     if demand.num_ranks != cluster.num_ranks:
         raise InvalidDemand(
             f"demand has {demand.num_ranks} ranks, the cluster {cluster.num_ranks}; give one row of counts per rank"
         )
-    if slots is not None and slots < 0:
+    if slots is not None and not (is_whole(slots) and 0 <= slots < 2**31):
         raise InvalidPlacement(
-            f"slots is {slots}; give zero or more replica slots per rank, or None for no cap"
+            f"slots is {slots!r}; give zero or more replica slots per rank, below 2**31, or None for no cap"
+        )
+    if model is not None and not isinstance(model, ModelSpec):
+        raise InvalidModel(
+            f"model is {model!r:.60}; give a ModelSpec, by my.ModelSpec(...) or ModelSpec.from_config(...)"
+        )
+    if not steps >= 0:
+        raise InvalidPlacement(
+            f"steps is {steps!r}; give zero or more steps that a move must pay for itself in"
         )
     if planner not in PLANNERS:
         raise UnknownName.of("planner", planner, PLANNERS)
     if memory is not None:
-        if not memory >= 0:
+        if not (is_number(memory) and 0 <= memory < math.inf):
             raise InvalidPlacement(
-                f"memory is {memory!r}; give zero or more bytes per rank, or None for no cap"
+                f"memory is {memory!r}; give zero or more bytes per rank, finite, or None for no cap"
             )
         fits = int(min(memory // (model or STAND_IN).expert_bytes, demand.num_experts))
         slots = fits if slots is None else min(slots, fits)
@@ -105,8 +117,8 @@ def place(
         placement.within(slots)
     if model is None and (planner in BY_MODEL or memory is not None):
         placement = placement.assuming()
-    if previous is None:
-        return placement
+    if previous is None or (home_E is not None and not np.array_equal(previous.home_E, placement.home_E)):
+        return placement  # homes that are given stay: they are not those of `previous`
     return keep_or_move(cluster, demand, previous, placement, slots=slots, model=model, steps=steps)
 
 

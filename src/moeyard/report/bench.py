@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moeyard.errors import InvalidFile
+from moeyard.errors import InvalidFile, lacking
 from moeyard.provenance import Provenance, by_source
 from moeyard.report import figures
 from moeyard.report.page import Page, Section
@@ -22,7 +22,7 @@ def bench_page(data: Mapping[str, Any], source: str = "benchmark") -> Page:
         conditions = [(name, str(value)) for name, value in data["conditions"].items()]
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidFile(
-            f"{source}: not an exchange benchmark: {error!r}; write one with `moeyard lab bench --json`"
+            f"{source}: not an exchange benchmark: {lacking(error)}; write one with `moeyard lab bench --json`"
         ) from error
     return Page(
         title=str(data.get("title", "All-to-all exchanges, measured and predicted")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeyard.errors import InvalidFile, MoeyardError
+from moeyard.errors import InvalidFile, MoeyardError, lacking
 from moeyard.formats.replays import FORMAT, JSON, load_replay
 from moeyard.formats.strict import json_table
 from moeyard.provenance import Provenance, by_source
@@ -104,7 +104,7 @@ def _run(source: Path, name: str) -> tuple[str, list[Line], dict[str, str]]:
         ]  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFile(
-            f"{source}: a figure of the run is missing or of another kind: {error!r}"
+            f"{source}: a figure of the run is missing or of another kind: {lacking(error)}"
         ) from error
     return "an iteration", lines, dict(run.conditions)
 
@@ -153,7 +153,7 @@ def _bench(source: Path, name: str, data: Any) -> tuple[str, list[Line], dict[st
         if not lines:
             raise ValueError("no result")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidFile(f"{source}: no run, no replay and no benchmark: {error!r}") from error
+        raise InvalidFile(f"{source}: no run, no replay and no benchmark: {lacking(error)}") from error
     return "an exchange", lines, conditions
 
 

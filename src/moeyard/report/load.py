@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeyard.errors import InvalidFile
+from moeyard.errors import InvalidFile, lacking
 from moeyard.formats.strict import json_of, short
 from moeyard.provenance import Network, Provenance
 from moeyard.timeline import Timeline
@@ -85,7 +85,9 @@ def load_run(folder: str | Path) -> Run:
             _dtype(data.get("dtype", "float32")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidFile(f"{path}: not a training run: {error!r}; write one with `moeyard train`") from error
+        raise InvalidFile(
+            f"{path}: not a training run: {lacking(error)}; write one with `moeyard train`"
+        ) from error
 
 
 def _dtype(name: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeyard.errors import InvalidFile
+from moeyard.errors import InvalidFile, lacking
 from moeyard.formats.replays import ARRAYS, FORMAT, JSON, load_replay
 from moeyard.formats.strict import json_table
 from moeyard.formats.timelines import load_timeline
@@ -56,7 +56,7 @@ def page_of_replay(source: Path) -> Page:
         return replay_page(load_replay(source))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise InvalidFile(
-            f"{source}: a figure is missing or of another kind: {error!r}; replay it anew"
+            f"{source}: a figure is missing or of another kind: {lacking(error)}; replay it anew"
         ) from error
 
 
@@ -67,5 +67,5 @@ def page_of_run(folder: Path) -> Page:
         return run_page(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise InvalidFile(
-            f"{folder}: a figure of the run is missing or of another kind: {error!r}; write the run anew"
+            f"{folder}: a figure of the run is missing or of another kind: {lacking(error)}; write the run anew"
         ) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.arrays import IntArray
+from moeyard.arrays import IntArray, is_whole
 from moeyard.cluster import Cluster
+from moeyard.errors import InvalidTraffic
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.listed import Listed
 from moeyard.kernels.orders.lpt import longest_first
@@ -13,10 +14,11 @@ from moeyard.schedule import Schedule, Stages
 from moeyard.traffic import Traffic
 
 CHUNK_BYTES = 1 << 20
+MOST_CHUNKS = 1 << 19  # beside one a block: every chunk is a transfer spelled out, by every rank
 
 
-def schedule_lpt(cluster: Cluster, traffic: Traffic, chunk_bytes: int = CHUNK_BYTES) -> Schedule:
-    """Every block in chunks of `chunk_bytes` (whole rows, at least one), each node's chunks longest first onto its least loaded
+def schedule_lpt(cluster: Cluster, traffic: Traffic, chunk_bytes: int | None = None) -> Schedule:
+    """Every block in chunks of `chunk_bytes` (whole rows, at least one; 1 MiB unless that makes too many), each node's chunks longest first onto its least loaded
     live rail; a slow rail counts as loaded in proportion. Everything is sent at once: balance, wire, spread.
 
     A node plans from its own rows alone. With N healthy rails its busiest one has at most 4/3 - 1/(3N) times the rows of the
@@ -24,7 +26,7 @@ def schedule_lpt(cluster: Cluster, traffic: Traffic, chunk_bytes: int = CHUNK_BY
     """
     Blocks(cluster, traffic, hashed=True)  # says so if a node that must send has no live nic
     per, rows = cluster.ranks_per_node, traffic.rows
-    most = max(1, chunk_bytes // traffic.row_bytes)
+    most = _rows_a_chunk(traffic, chunk_bytes)
     origin, target = np.nonzero(rows)
     inside = origin // per == target // per
     far = _chunks(origin[~inside], target[~inside], rows, most)
@@ -45,6 +47,21 @@ def schedule_lpt(cluster: Cluster, traffic: Traffic, chunk_bytes: int = CHUNK_BY
         parts.append(_hops(wire, far, leaves, enters))
         parts.append(_hops(spread, far, enters, far[:, 1]))
     return Schedule(cluster, traffic, Listed(stages, np.concatenate(parts), cluster.num_ranks), "lpt")
+
+
+def _rows_a_chunk(traffic: Traffic, chunk_bytes: int | None) -> int:
+    """Chunks of no more than these bytes; the smallest that are not too many, where nobody asked for a size."""
+    least = -(-int(traffic.rows.sum()) // MOST_CHUNKS)
+    if chunk_bytes is None:
+        return max(1, CHUNK_BYTES // traffic.row_bytes, least)
+    if not is_whole(chunk_bytes) or chunk_bytes < 1:
+        raise InvalidTraffic(f"chunk_bytes is {chunk_bytes!r}; give a whole number of bytes, at least 1")
+    most = max(1, chunk_bytes // traffic.row_bytes)
+    if most < least:
+        raise InvalidTraffic(
+            f"chunks of {chunk_bytes} bytes are more than {MOST_CHUNKS} of this traffic; give at least {least * traffic.row_bytes}"
+        )
+    return int(most)
 
 
 def _chunks(origin: IntArray, target: IntArray, rows: IntArray, most: int) -> IntArray:

@@ -45,6 +45,8 @@ def make_config(options: Options) -> Any:
         least = 0 if name == "first_k_dense_replace" else 1
         if name in SIZES and not (type(value) is int and value >= least):
             raise InvalidModel(_refused(name, value, f"it must be a whole number of at least {least}"))
+        if isinstance(getattr(config, name), int | float) and isinstance(value, str):
+            raise InvalidModel(_refused(name, value, "it must be a number"))  # not every transformers looks
         try:
             setattr(config, name, value)
         except Exception as error:  # each family checks its fields in its own way

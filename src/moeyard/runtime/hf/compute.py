@@ -167,7 +167,7 @@ def register() -> None:
     except ImportError as error:
         raise InvalidModel(
             "transformers has no experts interface (transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS); install "
-            "transformers 5 or later"
+            "transformers 5.18 or later"
         ) from error
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 

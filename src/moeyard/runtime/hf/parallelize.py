@@ -133,7 +133,12 @@ def _home_E(place: Place, homes: Placement | IntArray | None, yard: Base) -> Int
 def _choose(model: Any, modules: list[Any]) -> None:
     """Have these modules run `experts_forward`, by the model's own setter where it has one."""
     if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation(NAME)
+        try:
+            model.set_experts_implementation(NAME)
+        except ValueError as error:  # one of its own two or three alone
+            raise InvalidModel(
+                f"this transformers takes no experts implementation but its own ({' '.join(str(error).split())[:200]}); install 5.18 or later"
+            ) from error
     for module in modules:
         if module.config._experts_implementation != NAME:  # the setter passes by some sub-models
             module.config._experts_implementation_internal = NAME
