@@ -54,25 +54,44 @@ class Crossing(NamedTuple):
 
 
 @kernel
+def _totals(rows_RR, per):
+    """Of the blocks between nodes: rows out of each rank, then into it; and how many blocks, the same way."""
+    ranks = len(rows_RR)
+    out, into = np.zeros((2, ranks), np.int64), np.zeros((2, ranks), np.int64)
+    total, count = into[0], into[1]
+    for i in range(ranks):  # whole rows, without a branch: many at a time
+        rows, blocks = 0, 0
+        for j in range(ranks):
+            size = rows_RR[i, j]
+            some = min(size, 1)
+            rows += size
+            blocks += some
+            total[j] += size
+            count[j] += some
+        out[0, i], out[1, i] = rows, blocks
+    for i in range(ranks):
+        first = i - i % per
+        for j in range(first, first + per):
+            size = rows_RR[i, j]
+            some = min(size, 1)
+            out[0, i] -= size
+            out[1, i] -= some
+            into[0, j] -= size
+            into[1, j] -= some
+    return out, into
+
+
+@kernel
 def crossing_blocks(rows_RR, per, at_R, ports):
     """`Crossing` of the blocks between nodes of `per` ranks; at_R: by which nic each rank's blocks leave and enter."""
     ranks = len(rows_RR)
-    total, count = np.zeros((2, ranks), np.int64), np.zeros((2, ranks), np.int64)
-    for i in range(ranks):
-        first, out, blocks = i - i % per, 0, 0
-        for part in range(2):  # the ranks before those of the node, and those after
-            for j in range(first + per if part else 0, ranks if part else first):
-                size = rows_RR[i, j]
-                out += size
-                blocks += size > 0
-                total[1, j] += size
-                count[1, j] += size > 0
-        total[0, i], count[0, i] = out, blocks
+    out, into = _totals(rows_RR, per)
     rows, flows = np.zeros((2, ports)), np.zeros((2, ports))
     for r in range(ranks):
-        for d in range(2):
-            rows[d, at_R[r]] += total[d, r]
-            flows[d, at_R[r]] += count[d, r]
+        rows[0, at_R[r]] += out[0, r]
+        rows[1, at_R[r]] += into[0, r]
+        flows[0, at_R[r]] += out[1, r]
+        flows[1, at_R[r]] += into[1, r]
     ptr, ids = grouped(at_R, 0, ranks, ports)
     most = 0
     for p in range(ports):

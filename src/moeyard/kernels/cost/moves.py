@@ -16,9 +16,6 @@ from moeyard.kernels.cost.times import place_of
 class Port(NamedTuple):
     """Scratch: the messages of an entry on the scale-up ports of its node."""
 
-    ahead: (
-        np.ndarray
-    )  # [direction, giver * per + taker]: rows that a port sends before that message is through
     through: np.ndarray  # [direction, rank]: when a port is through with all of them; 0: it has none
     late_G: np.ndarray  # the ranks, who is free last first
     some: np.ndarray  # giver * per + taker of those with rows; one place more than there can be
@@ -39,9 +36,7 @@ class Local(NamedTuple):
 @kernel
 def new_local(local_rows, nodes, per):
     """local_rows: see `local_loads`."""
-    port = Port(
-        np.zeros((2, per * per)), np.zeros((2, per)), np.zeros(per, np.int64), np.zeros(per * per + 1, np.int64)
-    )  # fmt: skip
+    port = Port(np.zeros((2, per)), np.zeros(per, np.int64), np.zeros(per * per + 1, np.int64))
     message, busy = local_rows
     return Local(
         message, busy, np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per), port
@@ -58,16 +53,24 @@ def at_rest(local):
 
 
 @inner
-def _add_ahead(ahead, mine, others, share, per):
-    """Add to ahead[direction, m] what the ports of message m of an entry send of `others`, a share of each, before it is through: of each
-    as much as m has itself."""
-    for i in range(per):
-        for j in range(per):
-            rows = share * others[i * per + j]
-            if rows > 0.0:
-                for o in range(per):
-                    ahead[0, i * per + o] += min(rows, mine[i * per + o])
-                    ahead[1, o * per + j] += min(rows, mine[o * per + j])
+def _ahead(others, m, rows, per):
+    """What the port that message m of `rows` leaves by sends of `others` before it is through, and what the one that it enters by takes in: of
+    each as much as m has itself."""
+    out, into, first, enters = 0.0, 0.0, m - m % per, m % per
+    for o in range(per):
+        out += min(others[first + o], rows)
+        into += min(others[o * per + enters], rows)
+    return out, into
+
+
+@inner
+def _ahead_of_rest(others, share, m, rows, per):
+    """`_ahead` of a share of others."""
+    out, into, first, enters = 0.0, 0.0, m - m % per, m % per
+    for o in range(per):
+        out += min(share * others[first + o], rows)
+        into += min(share * others[o * per + enters], rows)
+    return out, into
 
 
 @inner
@@ -106,23 +109,23 @@ def _by_message(clock, mine, u, local, rest, prices):
     smaller one leaves early. `rest` of what stays inside the node shares the ports.
     """
     finish, port = local.finish_G, local.port
-    through, ahead, some, per = port.through, port.ahead, port.some, len(finish)
-    free, n = clock.free[u * per : (u + 1) * per], 0
+    through, some, per = port.through, port.some, len(finish)
+    free, others, n = clock.free[u * per : (u + 1) * per], local.message_N[u], 0
     for m in range(per * per):
-        ahead[0, m], ahead[1, m] = 0.0, 0.0
         some[n] = m
         n += mine[m] > 0.0
-    _add_ahead(ahead, mine, mine, 1.0, per)
-    if rest > 0.0:
-        _add_ahead(ahead, mine, local.message_N[u], rest, per)
-    else:
+    if rest == 0.0:
         _through(mine, n, free, prices, port)
     for r in range(per):
         finish[r] = 0.0
     for x in range(n):
         m = some[x]
         i, c = m // per, m % per
-        now = max(free[i], free[c]) + prices.lat_up + max(ahead[0, m], ahead[1, m]) * prices.row_up
+        out, into = _ahead(mine, m, mine[m], per)
+        if rest > 0.0:
+            more_out, more_in = _ahead_of_rest(others, rest, m, mine[m], per)
+            out, into = out + more_out, into + more_in
+        now = max(free[i], free[c]) + prices.lat_up + max(out, into) * prices.row_up
         if rest == 0.0:
             now = min(now, max(through[0, i], through[1, c]))
         finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
