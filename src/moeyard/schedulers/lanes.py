@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from moeyard.arrays import FloatArray, IntArray
+from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
@@ -45,6 +45,7 @@ MANY_NODES = (
 )
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
 NO_GAPS = 1.002  # times what no order one to one can beat
+ALIKE = 1.15  # times what a node's pairs take in the mean: pairs about as long as one another
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
@@ -188,7 +189,7 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
         and (best is None or busiest + latency + exposed < WORTH * best.seconds)
     ):
         if perms is None:
-            perms = _matchings(in_pieces(crossing, rows, math.inf, latency)[1], pairs.looks[1].in_turn)[0]
+            perms = _matched(pairs)[0]
         least = float(groups_makespan(perms, crossing, group, latency)) + exposed
         yield "shunt", least, lambda: _staged(pairs, in_list_order(perms, rows, group))
 
@@ -213,15 +214,13 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
     matchings if they were looked at."""
     rows, latency = pairs.rows_NN, pairs.cluster.scale_out.latency
     crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
-    even = (len(rows) - 1) * pairs.looks[1].longest <= NO_GAPS * busiest
-    if even and len(rows) > 2:  # no order is better; between two nodes all pairs are even
-        perms, least = shifts(len(rows)), pairs.looks[1].in_shifts
-        wire = in_list_order(perms, rows, 0)
+    if _in_shifts(pairs):
+        least = pairs.looks[1].in_shifts
+        wire = in_list_order(shifts(len(rows)), rows, 0)
     else:
         wire, least = pieces_in_order(crossing, rows, math.inf, latency)
     if least > NO_GAPS * pairs.looks[1].in_turn:  # the list leaves gaps: matchings may have fewer
-        seconds = in_pieces(crossing, rows, math.inf, latency)[1]
-        perms, matched = _matchings(seconds, pairs.looks[1].in_turn)
+        perms, matched = _matched(pairs)
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
     longest, exposed, pieces = pairs.looks[1].longest, pairs.ratios.exposed, _pieces(pairs)
@@ -232,11 +231,24 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
     return perms, orders
 
 
-def _matchings(seconds: FloatArray, in_turn: float) -> tuple[IntArray, float]:
-    """Matchings of like work, and their makespan; in finer steps where the usual ones leave gaps."""
+def _in_shifts(pairs: Pairs) -> bool:
+    """Whether no order is better than node k to node k + s: the busiest node's pairs are about as long, and it leaves no gaps; between two
+    nodes all are."""
+    looks, nodes = pairs.looks[1], len(pairs.rows_NN)
+    even = (nodes - 1) * looks.longest <= (ALIKE if nodes >= MANY_NODES else NO_GAPS) * looks.busiest
+    return even and nodes > 2 and looks.in_shifts <= NO_GAPS * looks.in_turn
+
+
+def _matched(pairs: Pairs) -> tuple[IntArray, float]:
+    """Matchings of like work, and their makespan; in finer steps where the usual ones leave gaps. Where all pairs are about as long, shifts."""
+    nodes = len(pairs.rows_NN)
+    longest = nodes * (nodes - 1) * pairs.looks[1].longest
+    if _in_shifts(pairs) and longest <= ALIKE * float(pairs.seconds_NN.sum()):
+        return shifts(nodes), pairs.looks[1].in_shifts
+    seconds = in_pieces(pairs.seconds_NN, pairs.rows_NN, math.inf, pairs.cluster.scale_out.latency)[1]
     perms: IntArray = heavy_matchings(seconds, STEP)
     matched = float(list_makespan(perms, seconds))
-    if matched > GAPS * in_turn:
+    if matched > GAPS * pairs.looks[1].in_turn:
         finer: IntArray = heavy_matchings(seconds, FINER)
         least = float(list_makespan(finer, seconds))
         if least < matched:
@@ -263,7 +275,9 @@ def cheapest(
             made = make()
             fine = made.pairs.cluster.nodes < MANY_NODES
             same = form is not None and made.like(form)
-            seconds = least_found if same else estimate_lanes(made, fine=fine, limit=CLOSE * best.seconds)
+            again = not fine and made.pairs.loads.exact  # a close one may be looked at again
+            limit = CLOSE * best.seconds if again else best.seconds
+            seconds = least_found if same else estimate_lanes(made, fine=fine, limit=limit)
             found[name] = min(seconds, found.get(name, seconds))
             every.append((seconds, least, name, made))
             alike = math.isclose(seconds, least_found, rel_tol=1e-9)
