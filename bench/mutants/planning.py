@@ -56,6 +56,27 @@ ONCE_REAL = [  # the first version had these
         f"{_VERIFY}::test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage",
     ),
     Mutant(
+        "a lone message loses nothing, whatever the knee",
+        "cluster.py",
+        "        if alone == 1.0:\n",
+        "        if alone:\n",
+        "tests/core/test_law.py::test_estimates_know_what_a_lone_message_loses",
+    ),
+    Mutant(
+        "homes that are given go back to those of before",
+        "planners/__init__.py",
+        "if previous is None or (home_E is not None and not np.array_equal(previous.home_E, placement.home_E)):",
+        "if previous is None:",
+        "tests/core/test_wrong_kinds.py::test_homes_that_are_given_stay_whatever_was_before",
+    ),
+    Mutant(
+        "rows of several kinds are cast to the receiver's",
+        "execute.py",
+        "if given.ndim == 0 or (given.dtype, given.shape[1:]) != (inputs[0].dtype, inputs[0].shape[1:]):",
+        "if False:",
+        "tests/core/test_wrong_kinds.py::test_ranks_that_disagree_in_the_kind_of_their_rows_are_named",
+    ),
+    Mutant(
         "what came before the load went elsewhere fills slots",
         "planners/ahead.py",
         "    history = since_break(tuple(history))\n",

@@ -193,6 +193,20 @@ class Cluster(Travels):
         return frozen(capacity)
 
     @cached_property
+    def priced(self) -> Cluster:
+        """The same times, and a lone message loses nothing: with a knee below one even that does, and what it loses is its port's rate."""
+        law, alone = self.contention, self.contention.factor(1)
+        if alone == 1.0:
+            return self
+
+        def less(port: Port) -> Port:
+            return Port(port.bandwidth / alone, port.latency)
+
+        rest = Contention(law.loss / alone, 1, law.ceiling / alone)
+        wan = None if self.wan is None else less(self.wan)
+        return self.but(scale_out=less(self.scale_out), wan=wan, contention=rest)
+
+    @cached_property
     def alike(self) -> bool:
         """Every nic has the same capacity."""
         return bool((self.rails == self.rails[0, 0]).all())

@@ -48,7 +48,7 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             f"the schedule is for {planned.nodes} x {planned.ranks_per_node} ranks, "
             f"the cluster has {cluster.nodes} x {cluster.ranks_per_node}; schedule the traffic for this cluster"
         )
-    form = schedule.form
+    cluster, planned, form = cluster.priced, planned.priced, schedule.form
     if isinstance(form, Fanned):
         first = Schedule(planned, form.traffic.once, form.first)
         return estimate(cluster, first) + fan_seconds(cluster, form.traffic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidTraffic, UnknownName
@@ -48,13 +49,14 @@ def schedule(cluster: Cluster, traffic: Traffic, scheduler: str = "auto") -> Sch
         raise UnknownName.of("scheduler", scheduler, SCHEDULERS)
     check_fits(cluster, traffic)
     if traffic.fan is None:
-        return SCHEDULERS[scheduler](cluster, traffic)
+        made = SCHEDULERS[scheduler](cluster.priced, traffic)
+        return made if cluster.priced is cluster else replace(made, cluster=cluster)
     if traffic.back:
         raise InvalidTraffic(
             "traffic of the way back, where rows are added up before they leave a node, is not scheduled by itself; "
             "schedule the way there, and take its reversed()"
         )
-    first = SCHEDULERS[scheduler](cluster, traffic.once)
+    first = SCHEDULERS[scheduler](cluster.priced, traffic.once)
     more = fan_seconds(cluster, traffic)
     considered = tuple((name, seconds + more) for name, seconds in first.considered)
     return Schedule(cluster, traffic, Fanned(cluster, traffic, first.form), first.scheduler, considered)
