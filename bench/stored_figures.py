@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 
-from bench import codec, gpu_figures, versions
+from bench import codec, gpu_figures, spread_state, versions
 from bench.document import ROOT, between_marks
 from bench.faults import table
 from bench.mutants import table as mutants
@@ -128,6 +128,7 @@ FIGURES = {  # (page, mark) -> what stands there
     ("docs/runtime.md", "launches"): gpu_figures.launches,
     ("docs/runtime.md", "overlapped"): gpu_figures.ahead,
     ("docs/runtime.md", "replicas-nccl"): gpu_figures.replicas,
+    ("docs/step-model.md", "spread_state"): spread_state.table,
     ("docs/train.md", "lab"): lab,
     ("docs/scheduling.md", "theirs"): theirs,
 }

@@ -180,6 +180,19 @@ def migration_seconds(cluster: Cluster, model: ModelSpec, before: Placement, aft
     return exchange_seconds(cluster, moves_RR, model.expert_bytes + model.optimizer_bytes)
 
 
+def spread_state_seconds(cluster: Cluster, model: ModelSpec, placement: Placement) -> float:
+    """Per layer and optimizer step, nothing hidden, where every expert's optimizer state is spread evenly over all ranks for ever, as
+    SYMI has it: every host scatters its gradients to the state, which sends the new weights to every host. Then nobody is at home and nothing
+    ever migrates, but homes get their weights by the network too, where `step_cost` has only replicas gathered and reduced."""
+    hosted_R = placement.hosts_ER.sum(axis=0)
+    parts_RR = np.repeat(
+        hosted_R[None, :], cluster.num_ranks, axis=0
+    )  # a part of every expert from every rank
+    np.fill_diagonal(parts_RR, 0)
+    weights = exchange_seconds(cluster, parts_RR, model.expert_bytes / cluster.num_ranks)
+    return weights + exchange_seconds(cluster, parts_RR.T, model.gradient_bytes / cluster.num_ranks)
+
+
 def exchange_seconds(cluster: Cluster, rows_RR: IntArray, row_bytes: float) -> float:
     """Of rows between ranks, by the loads of the ports: what planners go by, without a schedule."""
     ports = ports_of(cluster)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.core.test_place import cluster_of
 
 from moeyard.assign import assign
-from moeyard.cost import migration_seconds, step_cost
+from moeyard.cluster import Cluster, Port
+from moeyard.cost import migration_seconds, spread_state_seconds, step_cost
 from moeyard.demand import Demand
 from moeyard.model import STAND_IN
 from moeyard.placement import Placement
@@ -79,3 +80,17 @@ def test_larger_optimizer_state_keeps_homes(planner):
     cluster, home = cluster_of(2, 4), static_homes(16, 8)
     heavy = replace(STAND_IN, optimizer_bytes=10**18)
     assert np.array_equal(better_homes(cluster, [hot(16, 8, [0, 1])], home, planner, 1, heavy), home)
+
+
+def test_state_spread_for_ever_sends_a_part_of_every_expert_to_all_its_hosts():
+    """On one nic a rank and no latency: the rank with most hosted experts takes in their parts from all others, and sends as many gradients."""
+    cluster = Cluster(4, 1, Port(1e12, 0), Port(1e9, 0))
+    model = STAND_IN.but(expert_bytes=4_000_000, gradient_bytes=8_000_000)
+    hosts = np.zeros((6, 4), bool)
+    hosts[np.arange(6), [0, 0, 1, 1, 2, 3]] = True
+    hosts[5, 0] = True
+    placement = Placement([0, 0, 1, 1, 2, 3], hosts)
+    most = 3 * 3 / 4  # experts of the fullest rank, of which three in four parts come from others
+    assert spread_state_seconds(cluster, model, placement) == pytest.approx(most * (4e6 + 8e6) / 1e9)
+    alone = Cluster(1, 1, Port(1e12, 0), Port(1e9, 0))
+    assert spread_state_seconds(alone, model, Placement.of_homes([0, 0], 1)) == 0.0
