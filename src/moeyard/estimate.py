@@ -2,7 +2,8 @@
 
 One law, one start rule, two orders of walking. In one datacenter no port is shared by messages of different stages (a nic has
 one carrier, and it does one stage after another), so stages are walked in their order, in closed form. Wan ports are shared by
-whoever is at it, whatever the stage: with several datacenters messages are followed in the order of time.
+whoever is at it, whatever the stage: with several datacenters messages are followed in the order of time. What is plainly hidden behind other
+ports is left out of that: what moves inside nodes, nics behind a narrow wan. Where it is not, every message is followed on all its ports.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen, writable
+from moeyard.bounds import bound
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.beside import Beside
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.fanned import Fanned
-from moeyard.forms.lanes import Lanes
+from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.forms.relays import Relays
 from moeyard.kernels.cost.blocks import Straight, direct_seconds
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
@@ -28,11 +30,22 @@ from moeyard.kernels.cost.walk import lanes_seconds, listed_seconds
 from moeyard.kernels.cost.wire import Wire
 from moeyard.kernels.lanes.types import Prices
 from moeyard.links import NIC_OUT, Links
-from moeyard.schedule import Schedule, Stages
+from moeyard.schedule import Form, Schedule, Stages
 from moeyard.traffic import Traffic
 
+TIMES_INSIDE = 2  # messages inside nodes and between them, about, over those between them
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
+FOLLOWED = (
+    8192  # messages up to which all are followed on all their ports where none is plainly the narrowest
+)
+NARROW = 0.3  # of a nic: behind a wan port with so little, what is handed round for it is hidden
+HIDDEN = 0.4  # of the time of a narrow wan: what takes less inside the datacenters is hidden behind it
+LITTLE = 0.1  # of the time of lanes: what takes less inside nodes is hidden behind nics and wan
+ASIDE = (
+    0.15,
+    8.0,
+)  # straight blocks with nics busy for less or more of the wan's time go as if the other were not there
 _NO_LANES = frozen(np.empty(0, np.int64)), frozen(np.empty((0, 0, 0), np.int64))
 
 
@@ -57,7 +70,7 @@ def estimate(cluster: Cluster, schedule: Schedule) -> float:
             return estimate_lanes(form, cluster)
         if isinstance(form, Blocks) and not form.hashed and cluster.spine:
             return estimate_blocks(form, cluster)
-        if isinstance(form, Beside):
+        if isinstance(form, Beside) and cluster.datacenters == planned.datacenters:
             return estimate_beside(form, cluster)
     return estimate_listed(cluster, schedule)
 
@@ -97,12 +110,15 @@ def estimate_lanes(
         # Lanes that start one by one are given the time of all together: never less than the busiest node's bytes take.
         slower = pairs.cluster.scale_out.bandwidth / cluster.scale_out.bandwidth
         return max(seconds, pairs.busiest * slower + prices.lat_out) if pairs.busiest > 0.0 else seconds
-    return float(
+    seconds = float(
         lanes_by_time(
             form.order, pairs.kernel, prices, cluster.rate_P, cluster.wan.bandwidth, pairs.loads, pairs.local[1],
             cluster.alike, _slack(form.messages.shape[1]),
         )
     )  # fmt: skip
+    if seconds >= limit or _busiest_inside(pairs, cluster) <= LITTLE * seconds:
+        return seconds
+    return _followed(form, cluster, pairs.traffic, seconds)
 
 
 def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float = math.inf) -> float:
@@ -116,8 +132,13 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
     straight = Straight(
         form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip
-    prices = _prices(cluster, form.traffic.row_bytes)
-    return float(direct_seconds(straight, prices, cluster.datacenters, limit))
+    prices, far = _prices(cluster, form.traffic.row_bytes), cluster.datacenters > 1
+    if far and cluster.nodes_per_datacenter == 1:  # all that leaves a node crosses the wan
+        prices = prices._replace(lat_out=prices.lat_wan)
+    seconds = float(direct_seconds(straight, prices, cluster.datacenters, limit))
+    if not far or seconds >= limit or _one_kind_of_port(straight, prices, cluster, seconds):
+        return seconds
+    return _followed(form, cluster, form.traffic, seconds)
 
 
 def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
@@ -132,9 +153,78 @@ def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
 
 
 def estimate_beside(form: Beside, cluster: Cluster) -> float:
-    """The longer of rows between datacenters and rows inside them: they share nics, but a wan leaves those idle most of the time."""
-    inner, relays = form.lanes, form.relays
-    return max(estimate_relays(relays, cluster), estimate_lanes(inner, cluster))
+    """Rows between datacenters and rows inside them, which share nics."""
+    return beside_seconds(
+        form, cluster, estimate_relays(form.relays, cluster), estimate_lanes(form.lanes, cluster)
+    )
+
+
+def beside_seconds(
+    form: Beside, cluster: Cluster, between: float, inside: float, limit: float = math.inf
+) -> float:
+    """Of rows that take so long `between` datacenters and `inside` them, each alone: the longer of the two behind a narrow wan, which leaves
+    nics idle most of the time, and where it is plain that they will not stay below `limit`; else they are followed together."""
+    wan = cluster.wan
+    assert wan is not None
+    nic = cluster.scale_out.bandwidth * float(cluster.rails[cluster.rails > 0.0].min())
+    narrow = wan.bandwidth <= NARROW * min(nic, cluster.scale_up.bandwidth)
+    seconds = max(between, inside)
+    if seconds >= limit or (narrow and inside <= HIDDEN * between):
+        return seconds
+    return _followed(form, cluster, form.relays.traffic, seconds)
+
+
+def _followed(form: Beside | Blocks | Lanes, cluster: Cluster, traffic: Traffic, seconds: float) -> float:
+    """Message by message on all ports; of too many messages `seconds`, what they take at least, and the bound."""
+    if isinstance(form, Blocks):
+        many = np.count_nonzero(traffic.rows)
+    else:
+        lanes = form if isinstance(form, Lanes) else form.lanes
+        many = lanes.messages.shape[1] * cluster.nics_per_node * TIMES_INSIDE
+        if isinstance(form, Beside):
+            many += len(form.relays.messages)
+    if many > FOLLOWED:
+        return max(seconds, bound(cluster, traffic))
+    return _message_by_message(cluster, _messages(form, cluster, traffic), form.stages, traffic.row_bytes)
+
+
+def _messages(form: Form, cluster: Cluster, traffic: Traffic) -> IntArray:
+    """[(stage, src, dst, rows), message] of all ranks, sorted by stage."""
+    if isinstance(form, Blocks):
+        return form.messages.T
+    if isinstance(form, Beside):
+        inside = _messages(form.lanes, cluster, traffic)
+        inside[0] += len(form.relays.stages)
+        return np.ascontiguousarray(np.concatenate((form.relays.messages.T, inside), axis=1))
+    table = Schedule(cluster, traffic, form, "").messages()
+    return np.stack([table[c] for c in ("stage", "src", "dst", "rows")])
+
+
+def _busiest_inside(pairs: Pairs, cluster: Cluster) -> float:
+    """Seconds of a scale-up port that all rows of a rank go through, and its part of all that its node sends and receives."""
+    rows = pairs.traffic.rows
+    each = pairs.rows_NN
+    alone = max(int(rows.sum(axis=axis).max()) for axis in (0, 1))
+    passed = max(int(each.sum(axis=axis).max()) for axis in (0, 1)) / cluster.nics_per_node
+    busiest = max(alone, passed) * pairs.traffic.row_bytes
+    return busiest / cluster.scale_up.bandwidth if cluster.ranks_per_node > 1 else 0.0
+
+
+def _one_kind_of_port(straight: Straight, prices: Prices, cluster: Cluster, seconds: float) -> bool:
+    """Whether straight blocks between datacenters wait for nics alone or for the wan alone, and for latencies that are known."""
+    wan, D = cluster.wan, cluster.datacenters
+    assert wan is not None
+    if prices.lat_out > prices.lat_wan + SLACK * seconds:  # rows on one nic wait for different ones
+        return False
+    nics = float(direct_seconds(straight, prices, 1, math.inf))
+    if nics <= ASIDE[0] * seconds:
+        return True
+    rows = straight.rows_RR
+    between = rows.reshape(D, len(rows) // D, D, len(rows) // D).sum(axis=(1, 3))
+    np.fill_diagonal(between, 0)
+    flows = len(rows) ** 2 * (D - 1) / D**2
+    port = max(int(between.sum(axis=axis).max()) for axis in (0, 1)) * prices.row_wan
+    return port * cluster.contention.factor(flows) * ASIDE[1] <= nics
 
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:

@@ -85,13 +85,21 @@ class Pairs:
         """Of each pair's lanes together, in healthy nics; never zero."""
         return self.cluster.capacity_NN
 
+    @property
+    def latency(self) -> float:
+        """The least that a message between nodes waits."""
+        cluster = self.cluster
+        if cluster.wan is None or cluster.datacenters == 1:
+            return cluster.scale_out.latency
+        return min(cluster.scale_out.latency, cluster.wan.latency)
+
     @cached_property
     def looks(self) -> tuple[FloatArray, Looks]:
         """Each pair alone on the wire, and bounds of several kinds of schedules; see `first_looks`."""
         cluster = self.cluster
         seconds, bounds = first_looks(
             self.rows_NN, self.by_origin, self.by_target, self.capacity_NN, self.traffic.row_bytes / cluster.scale_out.bandwidth,
-            cluster.scale_out.latency, cluster.contention.law,
+            self.latency, cluster.contention.law,
         )  # fmt: skip
         if not cluster.alike or cluster.nics_per_node != cluster.ranks_per_node or not cluster.spine:
             bounds = (

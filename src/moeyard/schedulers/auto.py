@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate, estimate_blocks, estimate_lanes
+from moeyard.estimate import NARROW, estimate, estimate_blocks, estimate_lanes
 from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
@@ -125,15 +125,22 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     port = busiest * pairs.traffic.row_bytes / wan.bandwidth
     least = port + wan.latency if busiest else 0.0
     straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
-    if cluster.contention.loss == 0.0:  # little is lost by sending all at once
-        choice.straight()
-    if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
-        choice.take("wan", *wan_form(pairs))
-        if straight < choice.seconds:
-            choice.straight()
     at_once = cluster.nics_per_node if cluster.nodes >= MANY_NODES else 1  # few nodes: seldom all at a time
     lanes = port * cluster.contention.factor(at_once) + wan.latency if busiest else 0.0
-    if choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
+    if cluster.contention.loss == 0.0:  # little is lost by sending all at once
+        choice.straight()
+    wide = (
+        wan.bandwidth > NARROW * cluster.scale_out.bandwidth
+    )  # gateways are then seldom best, and take long to follow
+    if wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
+        choice.lanes(pairs, least=lanes)
+    if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
+        if wide and straight < choice.seconds:
+            choice.straight()
+        choice.take("wan", *wan_form(pairs, choice.seconds))
+        if straight < choice.seconds:
+            choice.straight()
+    if not wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
     if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
         _past_bad_nics(pairs, choice)
@@ -173,7 +180,7 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
-    bounds, latency = pairs.looks[1], pairs.cluster.scale_out.latency
+    bounds, latency = pairs.looks[1], pairs.latency
     yield from shunt_orders(pairs, best, all_at_once=False)
     yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
     if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds:

@@ -136,8 +136,8 @@ def wave_orders(pairs: Pairs) -> Iterator[Candidate]:
     looks, cluster = pairs.looks[1], pairs.cluster
     orders = []
     for name, cuts in (("rails", _CUTS), ("waves", wave_cuts(*pairs.ratios.common))):
-        least = max(looks.at_once, looks.waved + cluster.scale_out.latency * len(cuts))
-        if cluster.alike and cluster.ranks_per_node > 1:
+        least = max(looks.at_once, looks.waved + pairs.latency * len(cuts))
+        if cluster.alike and cluster.ranks_per_node > 1 and pairs.latency == cluster.scale_out.latency:
             row_up = pairs.traffic.row_bytes / cluster.scale_up.bandwidth
             passed = least_in_waves(
                 cuts, pairs.seconds_NN, pairs.rows_NN, pairs.by_target, cluster.nics_per_node, row_up, cluster.scale_out.latency

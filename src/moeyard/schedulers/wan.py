@@ -10,7 +10,7 @@ import numpy as np
 
 from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_relays
+from moeyard.estimate import HIDDEN, beside_seconds, estimate_relays
 from moeyard.forms.beside import Beside
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.forms.relays import Relays
@@ -22,8 +22,6 @@ from moeyard.kernels.stages.relays import relay_stages
 from moeyard.schedule import Schedule, Stages
 from moeyard.schedulers.lanes import STEP, cheapest, shunt_lanes, shunt_orders
 from moeyard.traffic import Traffic
-
-HIDDEN = 0.4  # of the wan's time: what takes less inside the datacenters is hidden behind it
 
 
 def schedule_wan(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -41,8 +39,8 @@ def schedule_wan(cluster: Cluster, traffic: Traffic) -> Schedule:
     return Schedule(cluster, traffic, wan_form(pairs)[0], "wan")
 
 
-def wan_form(pairs: Pairs) -> tuple[Beside | Lanes, float]:
-    """What `wan` makes with several datacenters, and its seconds."""
+def wan_form(pairs: Pairs, limit: float = math.inf) -> tuple[Beside | Lanes, float]:
+    """What `wan` makes with several datacenters, and its seconds, roughly where they do not stay below `limit`."""
     best, chosen = math.inf, None
     for least, make in relay_orders(pairs):
         if least < best:
@@ -52,11 +50,14 @@ def wan_form(pairs: Pairs) -> tuple[Beside | Lanes, float]:
                 best, chosen = seconds, relays
     inside = pairs_inside(pairs)
     if chosen is not None and inside.looks[1].at_once < HIDDEN * best:  # any order will do
-        return Beside(chosen, next(shunt_orders(inside))[2]()), best
-    inner, _, found = cheapest(shunt_orders(inside))
-    if chosen is None:
-        return inner, min(found.values())
-    return Beside(chosen, inner), max(best, *found.values())
+        form, within = Beside(chosen, next(shunt_orders(inside))[2]()), inside.looks[1].at_once
+    else:
+        inner, _, found = cheapest(shunt_orders(inside))
+        within = min(found.values())
+        if chosen is None:
+            return inner, within
+        form = Beside(chosen, inner)
+    return form, beside_seconds(form, pairs.cluster, best, within, limit)
 
 
 @lru_cache(maxsize=8)
