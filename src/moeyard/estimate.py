@@ -15,6 +15,7 @@ import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, frozen, writable
 from moeyard.bounds import bound
+from moeyard.bundles import bundled_seconds
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
 from moeyard.forms.beside import Beside
@@ -33,19 +34,21 @@ from moeyard.links import NIC_OUT, Links
 from moeyard.schedule import Form, Schedule, Stages
 from moeyard.traffic import Traffic
 
-TIMES_INSIDE = 2  # messages inside nodes and between them, about, over those between them
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
-FOLLOWED = (
-    8192  # messages up to which all are followed on all their ports where none is plainly the narrowest
-)
-NARROW = 0.3  # of a nic: behind a wan port with so little, what is handed round for it is hidden
-HIDDEN = 0.4  # of the time of a narrow wan: what takes less inside the datacenters is hidden behind it
-LITTLE = 0.1  # of the time of lanes: what takes less inside nodes is hidden behind nics and wan
-ASIDE = (
-    0.15,
-    8.0,
-)  # straight blocks with nics busy for less or more of the wan's time go as if the other were not there
+# With several datacenters ports that are busy for a part of the time only are hidden behind others:
+NARROW = 0.3  # of a nic: behind a wan port with so little, what gateways gather and spread
+HIDDEN = 0.4  # of the time of a narrow wan: rows inside the datacenters
+LITTLE = 0.1  # of the time of lanes: what moves inside nodes
+ASIDE = 0.15  # of the wan's time: nics with straight blocks
+AHEAD = 8.0  # times the wan's time: nics that hide it
+# Where they are not, messages up to so many are followed on all their ports:
+FOLLOWED = 8192
+RELAYED = 32768  # between datacenters alone; ports are shared anew when it makes a difference of
+COARSE = 0.05
+BUNDLED = 512  # blocks above which it is first seen roughly whether they stay below what they must beat
+DETOUR = 1.3  # times what straight blocks take that do not wait for those past dead nics elsewhere
+INSIDE = 2  # times the messages between nodes: with those inside them, about
 _NO_LANES = frozen(np.empty(0, np.int64)), frozen(np.empty((0, 0, 0), np.int64))
 
 
@@ -118,7 +121,9 @@ def estimate_lanes(
     )  # fmt: skip
     if seconds >= limit or _busiest_inside(pairs, cluster) <= LITTLE * seconds:
         return seconds
-    return _followed(form, cluster, pairs.traffic, seconds)
+    if _count(form) > FOLLOWED:
+        return max(seconds, bound(cluster, pairs.traffic))
+    return _message_by_message(cluster, _listing(form), form.stages, pairs.traffic.row_bytes)
 
 
 def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float = math.inf) -> float:
@@ -133,12 +138,24 @@ def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float =
         form.traffic.rows, cluster.ranks_per_node, cluster.stand_in_R, cluster.node_R, cluster.port_R, cluster.rate_P
     )  # fmt: skip
     prices, far = _prices(cluster, form.traffic.row_bytes), cluster.datacenters > 1
-    if far and cluster.nodes_per_datacenter == 1:  # all that leaves a node crosses the wan
-        prices = prices._replace(lat_out=prices.lat_wan)
-    seconds = float(direct_seconds(straight, prices, cluster.datacenters, limit))
-    if not far or seconds >= limit or _one_kind_of_port(straight, prices, cluster, seconds):
+    if far:  # where all that leaves a node crosses the wan, it waits for that alone
+        least = prices.lat_wan if cluster.nodes_per_datacenter == 1 else min(prices.lat_out, prices.lat_wan)
+        prices = prices._replace(lat_out=least)
+    # Who stands in for a dead nic holds up its own node alone, not all.
+    limit_all = limit if not far or cluster.alike else DETOUR * limit
+    seconds = float(direct_seconds(straight, prices, cluster.datacenters, limit_all))
+    if not far or seconds >= limit_all:
         return seconds
-    return _followed(form, cluster, form.traffic, seconds)
+    blocks = np.count_nonzero(form.traffic.rows)
+    if (cluster.alike or blocks > BUNDLED) and _one_kind_of_port(straight, prices, cluster, seconds):
+        return seconds
+    if blocks > BUNDLED:
+        seconds = max(seconds, bundled_seconds(cluster, form.traffic.rows, form.traffic.row_bytes))
+        if seconds >= limit:
+            return seconds
+    if blocks > FOLLOWED:
+        return max(seconds, bound(cluster, form.traffic))
+    return _message_by_message(cluster, _listing(form), form.stages, form.traffic.row_bytes)
 
 
 def estimate_relays(form: Relays, cluster: Cluster | None = None) -> float:
@@ -168,63 +185,58 @@ def beside_seconds(
     assert wan is not None
     nic = cluster.scale_out.bandwidth * float(cluster.rails[cluster.rails > 0.0].min())
     narrow = wan.bandwidth <= NARROW * min(nic, cluster.scale_up.bandwidth)
-    seconds = max(between, inside)
-    if seconds >= limit or (narrow and inside <= HIDDEN * between):
-        return seconds
-    return _followed(form, cluster, form.relays.traffic, seconds)
+    if max(between, inside) >= limit or (narrow and inside <= HIDDEN * between):
+        return max(between, inside)
+    relays, lanes, row_bytes = form.relays, form.lanes, form.relays.traffic.row_bytes
+    if len(relays.messages) + _count(lanes) <= FOLLOWED:
+        return _message_by_message(cluster, _listing(form), form.stages, row_bytes)
+    if len(relays.messages) <= RELAYED:
+        between = _message_by_message(cluster, _listing(relays), relays.stages, row_bytes, COARSE)
+    return max(between + inside, bound(cluster, relays.traffic))  # as if neither moved beside the other
 
 
-def _followed(form: Beside | Blocks | Lanes, cluster: Cluster, traffic: Traffic, seconds: float) -> float:
-    """Message by message on all ports; of too many messages `seconds`, what they take at least, and the bound."""
-    if isinstance(form, Blocks):
-        many = np.count_nonzero(traffic.rows)
-    else:
-        lanes = form if isinstance(form, Lanes) else form.lanes
-        many = lanes.messages.shape[1] * cluster.nics_per_node * TIMES_INSIDE
-        if isinstance(form, Beside):
-            many += len(form.relays.messages)
-    if many > FOLLOWED:
-        return max(seconds, bound(cluster, traffic))
-    return _message_by_message(cluster, _messages(form, cluster, traffic), form.stages, traffic.row_bytes)
+def _count(form: Lanes) -> int:
+    """Messages, about."""
+    return INSIDE * int(form.messages.shape[1]) * form.pairs.cluster.nics_per_node
 
 
-def _messages(form: Form, cluster: Cluster, traffic: Traffic) -> IntArray:
+def _listing(form: Form) -> IntArray:
     """[(stage, src, dst, rows), message] of all ranks, sorted by stage."""
-    if isinstance(form, Blocks):
-        return form.messages.T
+    if isinstance(form, Blocks | Relays):
+        return writable(form.messages.T)
     if isinstance(form, Beside):
-        inside = _messages(form.lanes, cluster, traffic)
+        inside = _listing(form.lanes)
         inside[0] += len(form.relays.stages)
         return np.ascontiguousarray(np.concatenate((form.relays.messages.T, inside), axis=1))
-    table = Schedule(cluster, traffic, form, "").messages()
+    assert isinstance(form, Lanes)
+    table = Schedule(form.pairs.cluster, form.pairs.traffic, form).messages()
     return np.stack([table[c] for c in ("stage", "src", "dst", "rows")])
 
 
 def _busiest_inside(pairs: Pairs, cluster: Cluster) -> float:
-    """Seconds of a scale-up port that all rows of a rank go through, and its part of all that its node sends and receives."""
-    rows = pairs.traffic.rows
-    each = pairs.rows_NN
-    alone = max(int(rows.sum(axis=axis).max()) for axis in (0, 1))
-    passed = max(int(each.sum(axis=axis).max()) for axis in (0, 1)) / cluster.nics_per_node
-    busiest = max(alone, passed) * pairs.traffic.row_bytes
-    return busiest / cluster.scale_up.bandwidth if cluster.ranks_per_node > 1 else 0.0
+    """Seconds of a scale-up port that all rows of a rank go through, or its part of all that its node sends or receives."""
+    if cluster.ranks_per_node == 1:
+        return 0.0
+    rank = max(int(pairs.traffic.rows.sum(axis=axis).max()) for axis in (0, 1))
+    node = max(int(pairs.rows_NN.sum(axis=axis).max()) for axis in (0, 1))
+    return max(rank, node / cluster.nics_per_node) * pairs.traffic.row_bytes / cluster.scale_up.bandwidth
 
 
 def _one_kind_of_port(straight: Straight, prices: Prices, cluster: Cluster, seconds: float) -> bool:
     """Whether straight blocks between datacenters wait for nics alone or for the wan alone, and for latencies that are known."""
     wan, D = cluster.wan, cluster.datacenters
     assert wan is not None
-    if prices.lat_out > prices.lat_wan + SLACK * seconds:  # rows on one nic wait for different ones
-        return False
+    if cluster.nodes_per_datacenter > 1 and cluster.scale_out.latency > wan.latency + SLACK * seconds:
+        return False  # some of a nic's rows wait longer
     nics = float(direct_seconds(straight, prices, 1, math.inf))
-    if nics <= ASIDE[0] * seconds:
+    if nics <= ASIDE * seconds:
         return True
     rows = straight.rows_RR
     between = rows.reshape(D, len(rows) // D, D, len(rows) // D).sum(axis=(1, 3))
     np.fill_diagonal(between, 0)
     flows = len(rows) ** 2 * (D - 1) / D**2
     port = max(int(between.sum(axis=axis).max()) for axis in (0, 1)) * prices.row_wan
-    return port * cluster.contention.factor(flows) * ASIDE[1] <= nics
+    return AHEAD * port * cluster.contention.factor(flows) <= nics
 
 
 def estimate_listed(cluster: Cluster, schedule: Schedule) -> float:
@@ -240,13 +252,15 @@ def estimate_messages(
     return _message_by_message(cluster, columns, stages, row_bytes)
 
 
-def _message_by_message(cluster: Cluster, table: IntArray, stages: Stages, row_bytes: int) -> float:
+def _message_by_message(
+    cluster: Cluster, table: IntArray, stages: Stages, row_bytes: int, slack: float | None = None
+) -> float:
     """Of [(stage, src, dst, rows), message], sorted by stage."""
     links, law = Links(cluster), cluster.contention.law
     stage, src, dst, rows = table
     messages = _listed(links, stage, src, dst, rows * float(row_bytes))
     if cluster.datacenters > 1:
-        return _by_time(links, messages, stages)
+        return _by_time(links, messages, stages, _slack(len(stage)) if slack is None else slack)
     port_MH, size, latency = messages.port_MH, messages.size_M, messages.latency_M
     with np.errstate(divide="ignore"):
         solo = size / links.capacity_L[port_MH[:, :2]].min(axis=1)
@@ -264,8 +278,8 @@ def _listed(links: Links, stage: IntArray, src: IntArray, dst: IntArray, size: F
     return Messages(stage, src, dst, port_MH, np.ones(len(stage)), size, latency)
 
 
-def _by_time(links: Links, messages: Messages, stages: Stages) -> float:
-    cluster, slack = links.cluster, _slack(len(messages.stage_M))
+def _by_time(links: Links, messages: Messages, stages: Stages, slack: float) -> float:
+    cluster = links.cluster
     ports = Ports(writable(links.capacity_L), links.first[NIC_OUT], cluster.contention.law)
     return float(seconds_by_time(messages, ports, stages.after_ptr, stages.after, cluster.num_ranks, slack))
 

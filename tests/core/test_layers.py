@@ -39,6 +39,7 @@ LAYERS = {
         "assign",
         "bounds",
         "breakeven",
+        "bundles",
         "choices",
         "compare",
         "cost",

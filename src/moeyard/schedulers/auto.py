@@ -42,7 +42,7 @@ ROUGH = 0.95  # times an estimate of lanes node by node: it may be as little, la
 
 def schedule_auto(cluster: Cluster, traffic: Traffic) -> Schedule:
     """The cheapest by `estimate` of direct, rails, waves, shot, spread, fast and shunt; with several datacenters of wan too, and of lpt
-    where nics are dead or slow.
+    where nics are dead or slow or the wan is no narrower than they are.
 
     What cannot beat the best found so far is not built; what was built is in `considered`.
     """
@@ -99,10 +99,12 @@ class Choice:
         cluster = self.blocks.cluster
         return isinstance(self.form, Lanes) and cluster.nodes >= MANY_NODES and cluster.datacenters == 1
 
-    def straight(self) -> None:
-        """Blocks straight from origin to target; of two that cost the same, these."""
+    def straight(self, limit: float = math.inf) -> None:
+        """Blocks straight from origin to target, if they stay below `limit`; of two that cost the same, these."""
         if "direct" not in self.found:
-            seconds = estimate_blocks(self.blocks, limit=self.seconds)
+            seconds = estimate_blocks(self.blocks, limit=min(self.seconds, limit))
+            if seconds >= limit:
+                return
             if self._rough and ROUGH * self.seconds < seconds <= self.seconds:
                 assert isinstance(self.form, Lanes)
                 self.found[self.winner] = self.seconds = estimate_lanes(self.form)
@@ -127,11 +129,11 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
     at_once = cluster.nics_per_node if cluster.nodes >= MANY_NODES else 1  # few nodes: seldom all at a time
     lanes = port * cluster.contention.factor(at_once) + wan.latency if busiest else 0.0
-    if cluster.contention.loss == 0.0:  # little is lost by sending all at once
-        choice.straight()
     wide = (
         wan.bandwidth > NARROW * cluster.scale_out.bandwidth
     )  # gateways are then seldom best, and take long to follow
+    if cluster.contention.loss == 0.0:  # little is lost by sending all at once
+        choice.straight(NEAR * max(least, pairs.looks[1].busiest) if wide else math.inf)
     if wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
     if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
@@ -142,14 +144,14 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
             choice.straight()
     if not wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
-    if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
-        _past_bad_nics(pairs, choice)
+    if (wide or not cluster.alike) and choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
+        _least_loaded(pairs, choice)
 
 
-def _past_bad_nics(pairs: Pairs, choice: Choice) -> None:
-    """Where nics are dead or slow: whole blocks at once, each by the least loaded nic."""
+def _least_loaded(pairs: Pairs, choice: Choice) -> None:
+    """Whole blocks at once, each by the least loaded nic: past dead and slow ones, and with fewer messages than lanes where latencies count."""
     cluster, traffic = pairs.cluster, pairs.traffic
-    if cluster.alike or np.count_nonzero(traffic.rows) > FEW:
+    if np.count_nonzero(traffic.rows) > FEW:
         return
     made = schedule_lpt(cluster, traffic, int(traffic.rows.max()) * traffic.row_bytes)
     choice.take("lpt", made.form, estimate(cluster, made))
