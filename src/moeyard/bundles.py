@@ -16,7 +16,10 @@ from moeyard.arrays import IntArray, frozen
 from moeyard.cluster import Cluster
 from moeyard.kernels.cost.clock import Messages, Ports, seconds_by_time
 
-SIZES = 6  # of the blocks of a nic for a datacenter, finer for small ones
+SIZES = (
+    6  # of the blocks of a nic for a datacenter, finer for small ones; fewer where bundles would be more than
+)
+MANY = 2048
 COARSE = 0.01  # of a bundle's own time: what changes less does not share ports anew
 AMPLE = 1e30  # bytes per second, of a port that is in nobody's way
 _ALONE = frozen(np.zeros(2, np.int64)), frozen(np.empty(0, np.int64))  # one stage that waits for none
@@ -35,14 +38,15 @@ def _side(cluster: Cluster, rows: IntArray, row_bytes: int) -> float:
     if not len(own):
         return 0.0
     center_R = cluster.node_R // cluster.nodes_per_datacenter
+    sizes = min(max(MANY // (len(rate_P) * centers), 1), SIZES)
     size_B = rows[own, other].astype(float)
     way_B = cluster.port_R[cluster.stand_in_R[own]] * centers + center_R[other]
     most = np.zeros(len(rate_P) * centers)
     np.maximum.at(most, way_B, size_B)
-    at_B = way_B * SIZES + (np.sqrt(size_B / most[way_B]) * (SIZES - 1)).astype(np.int64)
+    at_B = way_B * sizes + (np.sqrt(size_B / most[way_B]) * (sizes - 1)).astype(np.int64)
     lanes, total = np.bincount(at_B), np.bincount(at_B, weights=size_B)
     used = np.flatnonzero(lanes)
-    nic_U, to_U = used // SIZES // centers, used // SIZES % centers
+    nic_U, to_U = used // sizes // centers, used // sizes % centers
     from_U = nic_U // cluster.nics_per_node // cluster.nodes_per_datacenter
     far_U = from_U != to_U
     port_UH = np.zeros(

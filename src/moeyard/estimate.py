@@ -44,7 +44,7 @@ ASIDE = 0.15  # of the wan's time: nics with straight blocks
 AHEAD = 8.0  # times the wan's time: nics that hide it
 # Where they are not, messages up to so many are followed on all their ports:
 FOLLOWED = 8192
-RELAYED = 32768  # between datacenters alone; ports are shared anew when it makes a difference of
+COARSELY = 65536  # those between datacenters alone, or lanes that inside nodes take long; ports are shared anew when it makes a difference of
 COARSE = 0.05
 BUNDLED = 512  # blocks above which it is first seen roughly whether they stay below what they must beat
 DETOUR = 1.3  # times what straight blocks take that do not wait for those past dead nics elsewhere
@@ -119,11 +119,14 @@ def estimate_lanes(
             cluster.alike, _slack(form.messages.shape[1]),
         )
     )  # fmt: skip
-    if seconds >= limit or _busiest_inside(pairs, cluster) <= LITTLE * seconds:
+    inside, count = _busiest_inside(pairs, cluster), _count(form)
+    if seconds >= limit or inside <= LITTLE * seconds:
         return seconds
-    if _count(form) > FOLLOWED:
-        return max(seconds, bound(cluster, pairs.traffic))
-    return _message_by_message(cluster, _listing(form), form.stages, pairs.traffic.row_bytes)
+    if count > COARSELY or (count > FOLLOWED and inside <= HIDDEN * seconds):
+        whole = pairs.cluster.datacenters == cluster.datacenters  # else the rows inside datacenters alone
+        return max(seconds, bound(cluster, pairs.traffic)) if whole else seconds
+    slack = None if count <= FOLLOWED else COARSE
+    return _message_by_message(cluster, _listing(form), form.stages, pairs.traffic.row_bytes, slack)
 
 
 def estimate_blocks(form: Blocks, cluster: Cluster | None = None, limit: float = math.inf) -> float:
@@ -190,7 +193,7 @@ def beside_seconds(
     relays, lanes, row_bytes = form.relays, form.lanes, form.relays.traffic.row_bytes
     if len(relays.messages) + _count(lanes) <= FOLLOWED:
         return _message_by_message(cluster, _listing(form), form.stages, row_bytes)
-    if len(relays.messages) <= RELAYED:
+    if len(relays.messages) <= COARSELY:
         between = _message_by_message(cluster, _listing(relays), relays.stages, row_bytes, COARSE)
     return max(between + inside, bound(cluster, relays.traffic))  # as if neither moved beside the other
 
@@ -217,9 +220,11 @@ def _busiest_inside(pairs: Pairs, cluster: Cluster) -> float:
     """Seconds of a scale-up port that all rows of a rank go through, or its part of all that its node sends or receives."""
     if cluster.ranks_per_node == 1:
         return 0.0
-    rank = max(int(pairs.traffic.rows.sum(axis=axis).max()) for axis in (0, 1))
+    out_NR, in_NR = np.hsplit(pairs.local[1], 2)
+    rank = max((pairs.by_origin.sum(axis=1) + out_NR).max(), (pairs.by_target.sum(axis=0) + in_NR).max())
     node = max(int(pairs.rows_NN.sum(axis=axis).max()) for axis in (0, 1))
-    return max(rank, node / cluster.nics_per_node) * pairs.traffic.row_bytes / cluster.scale_up.bandwidth
+    busiest = max(float(rank), node / cluster.nics_per_node)
+    return busiest * pairs.traffic.row_bytes / cluster.scale_up.bandwidth
 
 
 def _one_kind_of_port(straight: Straight, prices: Prices, cluster: Cluster, seconds: float) -> bool:
