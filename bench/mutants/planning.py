@@ -56,6 +56,13 @@ ONCE_REAL = [  # the first version had these
         f"{_VERIFY}::test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage",
     ),
     Mutant(
+        "moves of several stages never crowd a scale-up port",
+        "estimate.py",
+        "return cluster.ranks_per_node > 1 and cluster.scale_up.bandwidth < SLOW",
+        "return cluster.ranks_per_node > 1 > cluster.scale_up.bandwidth < SLOW",
+        "tests/core/test_slow_inside.py::test_what_crowds_scale_up_ports_is_known",
+    ),
+    Mutant(
         "a lone message loses nothing, whatever the knee",
         "cluster.py",
         "        if alone == 1.0:\n",

@@ -3,7 +3,8 @@
 One law, one start rule, two orders of walking. In one datacenter no port is shared by messages of different stages (a nic has
 one carrier, and it does one stage after another), so stages are walked in their order, in closed form. Wan ports are shared by
 whoever is at it, whatever the stage: with several datacenters messages are followed in the order of time. What is plainly hidden behind other
-ports is left out of that: what moves inside nodes, nics behind a narrow wan. Where it is not, every message is followed on all its ports.
+ports is left out of that: what moves inside nodes, nics behind a narrow wan. Where it is not, every message is followed on all its ports. So it is
+inside one datacenter where scale-up is hardly faster than a nic: there moves of several stages crowd one port.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from moeyard.traffic import Traffic
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
 # With several datacenters ports that are busy for a part of the time only are hidden behind others:
+SLOW = 4.0  # times a nic's rate: a scale-up port below that is shared by moves of several stages at a time
+FEW = 2048  # messages up to which they are followed for it
 NARROW = 0.3  # of a nic: behind a wan port with so little, what gateways gather and spread
 HIDDEN = 0.4  # of the time of a narrow wan: rows inside the datacenters
 LITTLE = 0.1  # of the time of lanes: what moves inside nodes
@@ -112,7 +115,11 @@ def estimate_lanes(
         )
         # Lanes that start one by one are given the time of all together: never less than the busiest node's bytes take.
         slower = pairs.cluster.scale_out.bandwidth / cluster.scale_out.bandwidth
-        return max(seconds, pairs.busiest * slower + prices.lat_out) if pairs.busiest > 0.0 else seconds
+        if pairs.busiest > 0.0:
+            seconds = max(seconds, pairs.busiest * slower + prices.lat_out)
+        if seconds >= limit or not _slow_inside(cluster) or _count(form) > FEW:
+            return seconds
+        return _message_by_message(cluster, _listing(form), form.stages, pairs.traffic.row_bytes)
     seconds = float(
         lanes_by_time(
             form.order, pairs.kernel, prices, cluster.rate_P, cluster.wan.bandwidth, pairs.loads, pairs.local[1],
@@ -216,6 +223,11 @@ def _listing(form: Form) -> IntArray:
     return np.stack([table[c] for c in ("stage", "src", "dst", "rows")])
 
 
+def _slow_inside(cluster: Cluster) -> bool:
+    """Whether moves of several stages at a time crowd scale-up ports: then stages cannot be walked one after another."""
+    return cluster.ranks_per_node > 1 and cluster.scale_up.bandwidth < SLOW * cluster.scale_out.bandwidth
+
+
 def _busiest_inside(pairs: Pairs, cluster: Cluster) -> float:
     """Seconds of a scale-up port that all rows of a rank go through, or its part of all that its node sends or receives."""
     if cluster.ranks_per_node == 1:
@@ -264,7 +276,7 @@ def _message_by_message(
     links, law = Links(cluster), cluster.contention.law
     stage, src, dst, rows = table
     messages = _listed(links, stage, src, dst, rows * float(row_bytes))
-    if cluster.datacenters > 1:
+    if cluster.datacenters > 1 or (_slow_inside(cluster) and len(stage) <= FOLLOWED):
         return _by_time(links, messages, stages, _slack(len(stage)) if slack is None else slack)
     port_MH, size, latency = messages.port_MH, messages.size_M, messages.latency_M
     with np.errstate(divide="ignore"):
