@@ -44,8 +44,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "the estimate of a listed schedule knows no wan",
         "estimate.py",
-        "if cluster.datacenters > 1:\n        return _by_time(",
-        "if cluster.datacenters > 99:\n        return _by_time(",
+        "if cluster.datacenters > 1 or (_slow_inside(cluster) and len(stage) <= FOLLOWED):",
+        "if cluster.datacenters > 99:",
         f"{_ESTIMATE}::test_a_listed_schedule_of_datacenters_knows_its_wan",
     ),
     Mutant(
@@ -54,6 +54,13 @@ ONCE_REAL = [  # the first version had these
         "self.waits = np.diff(program.after_ptr).tolist()",
         "self.waits = [0] * program.num_stages",
         f"{_VERIFY}::test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage",
+    ),
+    Mutant(
+        "nics are hidden behind a wide wan as behind a narrow one",
+        "estimate.py",
+        "(narrow and inside <= HIDDEN * between)",
+        "narrow is not None",
+        "tests/core/test_wide_wan.py::test_gateways_share_their_nics_with_what_stays_inside",
     ),
     Mutant(
         "moves of several stages never crowd a scale-up port",
