@@ -36,6 +36,7 @@ from moeyard.traffic import Traffic
 EVEN = 1.005  # times what cannot be beaten: blocks that need not be divided
 NEAR = 1.02  # the same: near enough to look no further
 AMPLE = 1.08  # the same, for one family of lanes where nothing is lost by sharing: the other gains half a percent at most
+SOON = 16  # nodes up to which lanes are quicker to look at than gateways on a wide wan
 FEW = 4096  # blocks that are worth spelling out
 ROUGH = 0.95  # times an estimate of lanes node by node: it may be as little, lane by lane
 
@@ -134,7 +135,8 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     )  # gateways are then seldom best, and take long to follow
     if cluster.contention.loss == 0.0:  # little is lost by sending all at once
         choice.straight(NEAR * max(least, pairs.looks[1].busiest) if wide else math.inf)
-    if wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
+    early = wide and cluster.nodes <= SOON
+    if early and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
     if choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
         if wide and straight < choice.seconds:
@@ -142,7 +144,7 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
         choice.take("wan", *wan_form(pairs, choice.seconds))
         if straight < choice.seconds:
             choice.straight()
-    if not wide and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
+    if not early and choice.seconds > NEAR * max(lanes, pairs.looks[1].busiest):
         choice.lanes(pairs, least=lanes)
     if (wide or not cluster.alike) and choice.seconds > NEAR * max(least, pairs.looks[1].busiest):
         _least_loaded(pairs, choice)
