@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from statistics import mean
 
+import numpy as np
+
 import moeyard as my
 from moeyard.cost import exchange_seconds, spread_state_seconds, step_cost
 from moeyard.fold import fold
@@ -37,9 +39,9 @@ def case(cluster_name: str, trace_name: str, model_name: str) -> tuple[float, fl
         cost = step_cost(cluster, model, placement, my.assign(cluster, demand, placement, "quota"))
         homes.append(cost.gather + cost.reduce)
         spread.append(spread_state_seconds(cluster, model, placement))
-    one = [[0] * cluster.num_ranks for _ in range(cluster.num_ranks)]
-    one[0][-1] = 1
-    move = exchange_seconds(cluster, my.Traffic(one, 1).rows, model.expert_bytes + model.optimizer_bytes)
+    one = np.zeros((cluster.num_ranks, cluster.num_ranks), np.int64)
+    one[0, -1] = 1
+    move = exchange_seconds(cluster, one, model.expert_bytes + model.optimizer_bytes)
     return mean(homes), mean(spread), max(0.0, mean(spread) - mean(homes)) / move, trace.num_experts
 
 

@@ -37,9 +37,10 @@ from moeyard.traffic import Traffic
 
 MANY = 4096  # messages above which ports are shared anew only when it makes a difference of
 SLACK = 0.01
-# With several datacenters ports that are busy for a part of the time only are hidden behind others:
+# In one datacenter:
 SLOW = 4.0  # times a nic's rate: a scale-up port below that is shared by moves of several stages at a time
-FEW = 2048  # messages up to which they are followed for it
+FEW = 2048  # messages of lanes up to which they are followed for it
+# With several datacenters ports that are busy for a part of the time only are hidden behind others:
 NARROW = 0.3  # of a nic: behind a wan port with so little, what gateways gather and spread
 HIDDEN = 0.4  # of the time of a narrow wan: rows inside the datacenters
 LITTLE = 0.1  # of the time of lanes: what moves inside nodes

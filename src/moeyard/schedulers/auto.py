@@ -130,9 +130,7 @@ def _over_wan(pairs: Pairs, choice: Choice) -> None:
     straight = port * (1.0 + (cluster.contention.factor(_flows(pairs)) - 1.0) / 2) + wan.latency
     at_once = cluster.nics_per_node if cluster.nodes >= MANY_NODES else 1  # few nodes: seldom all at a time
     lanes = port * cluster.contention.factor(at_once) + wan.latency if busiest else 0.0
-    wide = (
-        wan.bandwidth > NARROW * cluster.scale_out.bandwidth
-    )  # gateways are then seldom best, and take long to follow
+    wide = wan.bandwidth > NARROW * cluster.scale_out.bandwidth
     if cluster.contention.loss == 0.0:  # little is lost by sending all at once
         choice.straight(NEAR * max(least, pairs.looks[1].busiest) if wide else math.inf)
     early = wide and cluster.nodes <= SOON
