@@ -95,9 +95,9 @@ def _through(mine, n, free, prices, port):
             for i in range(per if through[d, r] > 0.0 else 0):
                 o = late[i]
                 rows = mine[r * per + o] if d == 0 else mine[o * per + r]
-                if rows > 0.0:
-                    work += rows
-                    last = max(last, max(free[r], free[o]) + prices.lat_up + work * prices.row_up)
+                work += rows
+                now = max(free[r], free[o]) + prices.lat_up + work * prices.row_up
+                last = max(last, now if rows > 0.0 else 0.0)  # no branch: which have rows is not to be guessed
             through[d, r] = last
 
 
