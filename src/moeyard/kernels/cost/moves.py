@@ -97,7 +97,7 @@ def _through(mine, n, free, prices, port):
                 rows = mine[r * per + o] if d == 0 else mine[o * per + r]
                 work += rows
                 now = max(free[r], free[o]) + prices.lat_up + work * prices.row_up
-                last = max(last, now if rows > 0.0 else 0.0)  # no branch: which have rows is not to be guessed
+                last = max(last, now if rows > 0.0 else 0.0)  # no branch: rows are not to be guessed
             through[d, r] = last
 
 
