@@ -23,8 +23,15 @@ MOST_ROWS = 8  # of a dozen or more that a rank gets
 __all__ = ["everything", "prepare"]
 
 
-def everything(rank, world, steps):
+def everything(rank, world, steps, cases):
+    """{case: what it gave}; `cases` alone, if it names some."""
     found = {}
+
+    def asked(*functions):
+        """Those of these that are wanted, under the names of their functions."""
+        named = [(one.__name__.replace("_", " "), one) for one in functions]
+        return [(name, one) for name, one in named if cases is None or name in cases]
+
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, checked=True, **REPLICAS) as yard:
         for name, options, layers, accumulation, checkpointed in (
             ("resident", {"resident": True}, 2, 1, False),
@@ -42,24 +49,25 @@ def everything(rank, world, steps):
             yard.choose(
                 **{"ahead": True, "resident": True, "chunks": 1, "most_rows": None, "dedup": False} | options
             )
-            count = steps if name == "resident" else 10
-            found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
+            if cases is None or name in cases:
+                count = steps if name == "resident" else 10
+                found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
         yard.choose(ahead=True, resident=True, chunks=1, checked=False, most_rows=None, dedup=False)
-        found["in flight"] = in_flight(yard, world)
-        found["inferred"] = inferred(yard, rank)
-        found["given away"] = given_away(yard)
-        found["limit"] = limit(yard, rank)
-        found["touched"] = touched(yard, rank)
-        found["asked"] = asked(yard, rank)
-        found["order"] = order(yard, rank)
-        found["evaluated"] = evaluated(yard, rank)
-        found["planned behind"] = planned_behind(yard, rank)
+        for name, one in asked(in_flight):
+            found[name] = one(yard, world)
+        for name, one in asked(given_away):
+            found[name] = one(yard)
+        for name, one in asked(inferred, limit, touched, asked_for, order, evaluated, planned_behind):
+            found[name] = one(yard, rank)
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
-        found["as data"] = as_data(yard, rank)
-        found["homes by themselves"] = homes_by_themselves(yard, world)
-        found["chosen"] = chosen(yard, rank)
-    found["slots"] = slots(rank)
-    found["odd"] = odd(rank, world)
+        for name, one in asked(as_data, chosen):
+            found[name] = one(yard, rank)
+        for name, one in asked(homes_by_themselves):
+            found[name] = one(yard, world)
+    for name, one in asked(slots):
+        found[name] = one(rank)
+    for name, one in asked(odd):
+        found[name] = one(rank, world)
     return found
 
 
@@ -220,7 +228,7 @@ def touched(yard, rank):
     return {"errors": found, "ahead": yard.workspace.ahead - before}
 
 
-def asked(yard, rank):
+def asked_for(yard, rank):
     """torch.autograd.grad gives what backward would."""
     first, second = two_layers(yard)
     for _ in range(3):

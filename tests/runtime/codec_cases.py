@@ -24,19 +24,20 @@ def prepare():
     training.prepare(4)
 
 
-def everything(rank, world, exact, near):
-    """All of the below, on one yard: a codec is chosen, and chosen again."""
+def everything(rank, world, exact, near, cases):
+    """All of the below, or `cases` alone, on one yard: a codec is chosen, and chosen again."""
     with yr.Yard(cluster=cluster_of(world), scheduler="direct", timeout=60, checked=True) as yard:
-        return {
-            "exact": [both(yard, "lossless", Case(*case), **options) for case, options in exact],
-            "near": {codec: both(yard, codec, Case(*case)) for codec, case in near.items()},
-            "corrupted": corrupted(yard),
-            "damaged": damaged(yard),
-            "replaced": replaced(yard),
-            "again": again(yard),
-            "healed": healed(yard),
-            "slower": slower(yard),
+
+        def exactly(yard):
+            return [both(yard, "lossless", Case(*case), **options) for case, options in exact]
+
+        def nearly(yard):
+            return {codec: both(yard, codec, Case(*case)) for codec, case in near.items()}
+
+        every = {"exact": exactly, "near": nearly} | {
+            case.__name__: case for case in (corrupted, damaged, replaced, again, healed, slower)
         }
+        return {name: case(yard) for name, case in every.items() if cases is None or name in cases}
 
 
 def both(yard, codec, case, ahead=True, resident=True):

@@ -35,9 +35,13 @@ def prepare():
     training.prepare(2)
 
 
-def everything(rank, world):
-    """{case: what each way gave, without replicas and with}."""
+def everything(rank, world, cases):
+    """{case: what each way gave, without replicas and with}; `cases` alone, if it names some."""
     found = {}
+
+    def asked(name):
+        return cases is None or name in cases
+
     yard_of = {"cluster": training.cluster_of(world), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
         for case in (
@@ -45,10 +49,14 @@ def everything(rank, world):
             closed_over, not_taken, read_meanwhile, changed, changed_fused, changed_and_dropped, changed_by_closure,
             put_back_elsewhere, moved_between, many_between, router_alone, replaced_by_one, collected_by_one, begun_by_one, refused_for_one,
         ):  # fmt: skip
-            found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
-        found["begun"] = _tried(yard, REPLICAS, begun, rank)
+            if asked(case.__name__):
+                found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
+        if asked("begun"):
+            found["begun"] = _tried(yard, REPLICAS, begun, rank)
     with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
         for case in (evaluated_between, evaluated_between_again, read_meanwhile, put_back_elsewhere):
+            if not asked(f"{case.__name__}, coded"):
+                continue
             coded = case(layers_of(yard), given(rank), yard)
             found[f"{case.__name__}, coded"] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
             yard.choose(**REPLICAS, codec="lossless@all")
@@ -57,6 +65,8 @@ def everything(rank, world):
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
+        if not any(map(asked, ("sent_meanwhile, coded", "lossy", "lossy, other receivers"))):
+            return found
         evaluated_between(layers_of(yard), given(rank), yard)
         found["sent_meanwhile, coded"] = [
             sent_meanwhile(layers_of(yard), given(rank), yard, times) for times in (1.0, 1.5)

@@ -41,18 +41,21 @@ def prepare():
     training.prepare(2)
 
 
-def everything(rank, world):
-    """{case: what it gave}, on two groups of two ranks."""
+def everything(rank, world, cases=None):
+    """{case: what it gave}, on two groups of two ranks; `cases` alone, if it names some."""
     mesh = init_device_mesh(kind(), (2, world // 2), mesh_dim_names=("dp", "ep"))
     found = {}
     with yr.Yard(mesh, scheduler="direct", timeout=60, planner="quota", slots=1, policy="quota") as yard:
         still = _losses(yard, rank, lambda *_: 0)
         for case in (by_themselves, together, two_optimizers, kept_loss, shared):
-            found[case.__name__] = case(yard, rank, still)
+            if cases is None or case.__name__ in cases:
+                found[case.__name__] = case(yard, rank, still)
         for case in (cloned, left_behind, rolled_back, beside, second, overflowed):
-            found[case.__name__] = case(yard, rank)
-        with yr.Yard(scheduler="direct", timeout=60) as wide:
-            found["elsewhere"] = elsewhere(yard, wide, rank)
+            if cases is None or case.__name__ in cases:
+                found[case.__name__] = case(yard, rank)
+        if cases is None or "elsewhere" in cases:
+            with yr.Yard(scheduler="direct", timeout=60) as wide:
+                found["elsewhere"] = elsewhere(yard, wide, rank)
     dist.barrier()
     return found
 

@@ -14,15 +14,16 @@ def prepare():
     training.prepare(2)
 
 
-def everything(rank, world, cases, steps, named_steps, kinds):
-    """All of the below, from one start."""
-    return {
-        "alike": alike(rank, world, cases, steps),
-        "named": named(rank, world, named_steps),
-        "checks": checks(rank, world),
-        "stale": stale(rank, world),
-        "precision": precision(rank, world, kinds),
+def everything(rank, world, cases, steps, named_steps, kinds, parts):
+    """All of the below, or `parts` alone, from one start."""
+    every = {
+        "alike": lambda: alike(rank, world, cases, steps),
+        "named": lambda: named(rank, world, named_steps),
+        "checks": lambda: checks(rank, world),
+        "stale": lambda: stale(rank, world),
+        "precision": lambda: precision(rank, world, kinds),
     }
+    return {name: part() for name, part in every.items() if parts is None or name in parts}
 
 
 def yard_of(world, **options):

@@ -4,7 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from harness import launch
+from harness import cases_of, launch
 
 from moeyard.schedulers import SCHEDULERS
 
@@ -17,8 +17,8 @@ STEPS = int(os.environ.get("MOEYARD_STEPS", "16"))  # of the longest; 100 by han
 
 
 @pytest.fixture(scope="module")
-def found():
-    return launch("ahead_cases:everything", 4, 240, steps=STEPS)
+def found(request):
+    return launch("ahead_cases:everything", 4, 240, steps=STEPS, cases=cases_of(request))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ def test_a_gather_begun_in_a_frozen_layers_call_has_gradients(begun):
     assert [one.grad.sum().item() for one in stacks] == [6.0, 12.0]
 
 
+@pytest.mark.cases("in flight")
 def test_calls_with_the_same_counts_are_served_alike_while_their_backwards_are_to_come(found):
     for rank in found:
         assert rank["in flight"]["worst"] <= 1e-9
@@ -116,37 +117,44 @@ def test_calls_with_the_same_counts_are_served_alike_while_their_backwards_are_t
         ]  # the same tokens once more, when all backwards are done
 
 
+@pytest.mark.cases("inferred")
 def test_inference_mode_is_that_of_every_thread(found):
     assert max(rank["inferred"] for rank in found) < 1e-12
 
 
+@pytest.mark.cases("planned behind")
 def test_the_plan_of_every_layer_is_begun_before_anybody_asks_for_it(found):
     assert [rank["planned behind"] for rank in found] == [[0] * 5] * len(found)
 
 
+@pytest.mark.cases("given away")
 def test_a_rank_may_give_its_only_expert_away(found):
     for moved, same in (rank["given away"] for rank in found):
         assert moved == [3, 3]
         assert same
 
 
+@pytest.mark.cases("touched")
 def test_a_parameter_that_changes_between_two_layers_calls_the_gather_off(found):
     for rank in found:
         assert max(rank["touched"]["errors"]) < 1e-12  # other hosts multiply rows in other company
         assert rank["touched"]["ahead"] > 0
 
 
+@pytest.mark.cases("asked for")
 def test_autograd_grad_waits_for_the_reduce(found):
     for rank in found:
-        assert max(rank["asked"]) < 1e-12
+        assert max(rank["asked for"]) < 1e-12
 
 
+@pytest.mark.cases("order")
 def test_gathers_and_reduces_lie_behind_what_is_computed(found):
     assert any(rank["order"]["gathers"] > 0 for rank in found)
     assert any(rank["order"]["gather behind"] for rank in found)
     assert any(rank["order"]["reduce behind"] for rank in found)
 
 
+@pytest.mark.cases("chosen")
 def test_the_scheduler_is_chosen_ahead(found):
     """`auto` compares schedules when a layer is called for the first time; after that its choice is known before the counts."""
     for rank in found:
@@ -156,11 +164,13 @@ def test_the_scheduler_is_chosen_ahead(found):
         assert all(one in SCHEDULERS and one != "auto" for one in rows), later
 
 
+@pytest.mark.cases("evaluated")
 def test_evaluation_between_steps(found):
     for rank in found:
         assert rank["evaluated"] < 1e-12
 
 
+@pytest.mark.cases("odd")
 def test_a_rank_that_plans_otherwise_is_named(found):
     for rank in found:
         kind, ranks, text = rank["odd"]
@@ -168,6 +178,7 @@ def test_a_rank_that_plans_otherwise_is_named(found):
         assert "history" in text
 
 
+@pytest.mark.cases("as data")
 def test_the_next_step_is_data_that_all_ranks_share(found):
     for rank in found:
         (before, after), same, again = rank["as data"]
@@ -178,6 +189,7 @@ def test_the_next_step_is_data_that_all_ranks_share(found):
         assert again
 
 
+@pytest.mark.cases("homes by themselves")
 def test_homes_that_pay_move_once_and_exactly(found):
     """AdamW beside one process, two experts of one rank hot in each layer; every rank keeps as many experts as it had."""
     for rank in found:
@@ -189,6 +201,7 @@ def test_homes_that_pay_move_once_and_exactly(found):
         assert one["homes"] == [[2, 2, 2, 2]] * 2
 
 
+@pytest.mark.cases("limit")
 def test_a_limit_of_rows_puts_tokens_into_parts(found):
     """No part brings a rank more; together they bring what one would; a limit that no part can keep is an error on all ranks."""
     for rank in found:
@@ -199,6 +212,7 @@ def test_a_limit_of_rows_puts_tokens_into_parts(found):
         assert "allow at least" in rank["limit"][1]
 
 
+@pytest.mark.cases("limit")
 def test_memory_is_known_before_the_first_step(found):
     """One layer of 8 experts on 4 ranks, 2 slots, in float64; every rank of the biggest batch."""
     for rank in found:
@@ -211,6 +225,7 @@ def test_memory_is_known_before_the_first_step(found):
         assert "rows in parts of 8" in str(capped)
 
 
+@pytest.mark.cases("slots")
 def test_two_slots_are_said_to_be_as_large_as_the_largest_layer(found):
     for said, held in (rank["slots"] for rank in found):
         assert said == 2 * (2 + 2) * (3 * 8 * 6) * 8

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from harness import launch
+from harness import cases_of, launch
 from tests.slow_codec import to_bf16
 
 torch = pytest.importorskip("torch")
@@ -152,11 +152,12 @@ NEAR = {
 
 
 @pytest.fixture(scope="module")
-def found():
-    return launch("codec_cases:everything", 4, 240, exact=EXACT, near=NEAR)
+def found(request):
+    return launch("codec_cases:everything", 4, 240, exact=EXACT, near=NEAR, cases=cases_of(request))
 
 
 @pytest.mark.long
+@pytest.mark.cases("exact")
 def test_lossless_changes_no_loss_by_a_bit(found):
     for rank in found:
         for plain, coded, _, compared in rank["exact"]:
@@ -167,6 +168,7 @@ def test_lossless_changes_no_loss_by_a_bit(found):
 
 
 @pytest.mark.long
+@pytest.mark.cases("near")
 def test_lossy_codecs_train_and_receivers_are_never_stale(found):
     """Every copy was compared with what its home says it holds, before every use."""
     for codec in NEAR:
@@ -183,6 +185,7 @@ def test_lossy_codecs_train_and_receivers_are_never_stale(found):
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["a bit", "a version"])
+@pytest.mark.cases("corrupted")
 def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
     for rank in found:
         mended = rank["corrupted"][fault]
@@ -191,6 +194,7 @@ def test_a_wrong_message_is_followed_by_an_anchor(found, fault):
 
 
 @pytest.mark.long
+@pytest.mark.cases("damaged")
 def test_a_damaged_anchor_is_sent_again_and_then_an_error(found):
     for rank in found:
         told = rank["damaged"]
@@ -202,6 +206,7 @@ def test_a_damaged_anchor_is_sent_again_and_then_an_error(found):
 
 
 @pytest.mark.long
+@pytest.mark.cases("replaced")
 def test_masters_that_are_loaded_anew_are_anchored(found):
     assert {rank["replaced"] for rank in found} == {found[0]["replaced"]}
     assert found[0]["replaced"] > 0
@@ -254,12 +259,14 @@ def test_a_yard_says_what_a_codecs_copies_take():
 
 
 @pytest.mark.long
+@pytest.mark.cases("slower")
 def test_who_holds_a_copy_keeps_it_when_the_network_changes(found):
     assert sum(rank["slower"][0] for rank in found) == 0
     assert sum(rank["slower"][1] for rank in found) > 0
 
 
 @pytest.mark.long
+@pytest.mark.cases("healed")
 def test_receivers_are_finite_again_when_masters_are(found):
     for rank in found:
         for codec, (_, after) in rank["healed"].items():
@@ -271,6 +278,7 @@ def test_receivers_are_finite_again_when_masters_are(found):
 
 
 @pytest.mark.long
+@pytest.mark.cases("again")
 def test_the_same_parameters_are_held_as_the_same_bits(found):
     for rank in found:
         assert rank["again"][:2] == [True, True]

@@ -2,7 +2,7 @@
 replicas, or an error. Never those of other weights."""
 
 import pytest
-from harness import launch
+from harness import cases_of, launch
 
 torch = pytest.importorskip("torch")
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def found():
-    return launch("fresh_cases:everything", 2, 150)
+def found(request):
+    return launch("fresh_cases:everything", 2, 150, cases=cases_of(request))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_the_numbers_are_those_without_replicas(found, case):
         assert max(without) > 0
 
 
+@pytest.mark.cases("lossy", "lossy, other receivers")
 def test_a_codec_that_loses_bits_says_that_the_backwards_replicas_are_others(found):
     for rank in found:
         for case in ("lossy", "lossy, other receivers"):
@@ -63,6 +64,7 @@ def test_a_codec_that_loses_bits_says_that_the_backwards_replicas_are_others(fou
             assert "not the same" in rank[case][0]
 
 
+@pytest.mark.cases("changed")
 @pytest.mark.parametrize("case", ["changed", "changed_fused", "changed_and_dropped", "changed_by_closure"])
 def test_gradients_of_other_weights_than_the_forwards_are_refused(found, case):
     for rank in found:
@@ -78,11 +80,13 @@ def test_a_router_whose_weights_cross_with_the_rows_is_recomputed_as_it_was():
         assert max(without) > 0
 
 
+@pytest.mark.cases("refused_for_one")
 def test_where_the_weights_of_one_rank_changed_all_are_told(found):
     for rank in found:
         assert "between a forward and its backward pass (those of rank 0), and" in rank["refused_for_one"][1]
 
 
+@pytest.mark.cases("swapped")
 def test_weights_that_were_put_in_and_back_count_as_the_same(found):
     for rank in found:
         without, with_replicas = rank["swapped"]
@@ -91,6 +95,7 @@ def test_weights_that_were_put_in_and_back_count_as_the_same(found):
         assert min(norm for norm in with_replicas[1:3]) > 0
 
 
+@pytest.mark.cases("begun")
 def test_evaluations_and_recomputed_layers_gather_ahead_as_well(found):
     """Two of three layers have one before them, in both forwards; the first step of all plans."""
     assert [rank["begun"] >= 0.8 * 6 * 2 * 2 for rank in found] == [True] * len(found), found[0]["begun"]

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from harness import launch
+from harness import cases_of, launch
 
 torch = pytest.importorskip("torch")
 from bench.replica_training import all_cases, held, refused  # noqa: E402
@@ -46,12 +46,13 @@ def chosen():
 
 
 @pytest.fixture(scope="module")
-def found(chosen):
+def found(chosen, request):
     cases = [tuple(case) for case in chosen]
     options = {"steps": 7, "named_steps": 60, "kinds": list(KINDS)}
-    return launch("replica_cases:everything", 2, 200, cases=cases, **options)
+    return launch("replica_cases:everything", 2, 200, cases=cases, parts=cases_of(request), **options)
 
 
+@pytest.mark.cases("alike")
 def test_replicas_are_exact_whatever_steps_the_parameters_in_every_precision(found):
     for rank in found:
         assert [row for row in rank["alike"] if not held(row)] == []
@@ -59,6 +60,7 @@ def test_replicas_are_exact_whatever_steps_the_parameters_in_every_precision(fou
             assert row["copies"] >= 7 * row["layers"] * row["accumulation"] * 2
 
 
+@pytest.mark.cases("named")
 def test_no_row_is_anothers_and_no_expert_is_old(found):
     for rank in found:
         looked, flaw = rank["named"]
@@ -66,6 +68,7 @@ def test_no_row_is_anothers_and_no_expert_is_old(found):
         assert looked > 60 * 2 * 16
 
 
+@pytest.mark.cases("checks")
 def test_check_replicas_at_any_moment(found):
     first, second = (rank["checks"] for rank in found)
     assert first["before"] == first["after"] == first["without gradients"] == 0
@@ -82,11 +85,13 @@ def test_check_replicas_at_any_moment(found):
         assert one["frozen"] is True
 
 
+@pytest.mark.cases("stale")
 def test_a_gather_that_is_left_out_is_noticed_before_use(found):
     for rank in found:
         assert "computes with is not the master at home" in rank["stale"]
 
 
+@pytest.mark.cases("precision")
 def test_one_rule_for_precision(found):
     """Autocast's dtype, else the activations'; gradients in the parameter's; the result in the activations'."""
     for rank in found:
@@ -99,6 +104,7 @@ def test_one_rule_for_precision(found):
                 assert one["loops"] == set(), "a loop over experts where torch has a grouped matmul"
 
 
+@pytest.mark.cases("precision")
 def test_sums_over_copies_are_not_rounded_to_what_travels(found):
     """Each copy's gradient is bf16, their sum at home is not."""
     narrow = list(KINDS).index(("bfloat16", "float32", False))
