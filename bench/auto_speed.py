@@ -137,7 +137,7 @@ def table(found: list[Row]) -> str:
         )
         spans = " | ".join(f"{median(column):.3g}, at worst {max(column):.3g}" for column in columns)
         limit = LIMIT_MS.get(ranks, float("inf"))
-        above = f"{sum(times > TIMES_FAST for times in columns[2])} | {sum(ms > limit for ms in columns[1])} of {limit:g} ms"
+        above = f"{sum(times > TIMES_FAST for times in columns[2])} | {sum(ms > limit for ms in columns[1])} ({limit:g} ms)"
         estimates = [one.times_making for one in here]
         lines.append(
             f"| {network} | {ranks} | {len(here)} | {spans} | {above} | {median(estimates):.3g}, at worst {max(estimates):.3g} | {median(one.reading for one in here):.3g} |"

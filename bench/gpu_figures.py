@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.faults.table import clean, on_gpu
 
 RESULTS = Path(__file__).parent / "results"
+ALIKE = 1.1  # times: two ratios of the same steps that are nearer than that do not contradict one another
 
 
 def rows_of(name: str) -> list[dict]:
@@ -87,9 +88,10 @@ def ahead() -> str:
 
 def _overlapped(row: dict) -> str:
     took = row["seconds"]
+    agree = 1 / ALIKE < took["serialised"] / took["overlapped"] / row["ratio"] < ALIKE
     doubt = (
         ""
-        if (row["ratio"] > 1) == (took["serialised"] > took["overlapped"])
+        if agree
         else " (the pairs and the medians of each way disagree: these steps vary more than they differ)"
     )
     return (
@@ -103,23 +105,26 @@ def _overlapped(row: dict) -> str:
 def replicas() -> str:
     """The table of replicas on NCCL, as far as it was run there: a line for each number of ranks."""
     lines = [
-        "| NCCL ranks on one GPU | every | cases | hold | copies compared | largest difference |",
-        "|---|---|---|---|---|---|",
+        "| NCCL ranks on one GPU | of the cases | ran | hold | refused by torch | copies compared | largest difference |",
+        "|---" * 7 + "|",
     ]
-    refused, steps, looked, flaws = 0, set(), 0, []
+    steps, looked, flaws = set(), 0, []
     for found in rows_of("gpu_replicas.jsonl"):
         ran = [one for one in found["cases"] if "refused" not in one]
-        refused += len(found["cases"]) - len(ran)
+        refused = len(found["cases"]) - len(ran)
+        which = ("all" if found["every"] == 1 else f"one in {found['every']}") + (
+            ", as far as it came" if len(found["cases"]) < found["of"] // found["every"] else ""
+        )
         steps |= {one["steps"] for one in ran}
         looked += found["named"]["looked"]
         flaws += [found["named"]["flaw"]] if found["named"]["flaw"] else []
         copies, worst = sum(one["copies"] for one in ran), max(one["difference"] for one in ran)
-        figures = (found["ranks"], found["every"], len(ran), sum(map(held, ran)), copies, f"{worst:.1e}")
+        figures = (found["ranks"], which, len(ran), sum(map(held, ran)), refused, copies, f"{worst:.1e}")
         lines.append("| " + " | ".join(map(str, figures)) + " |")
     fine = "none stale, none another's"
     told = (
-        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--worlds`, `--every`); {refused} left "
-        f"out, whose optimizer torch refuses on CUDA. {looked} named rows and experts looked at under autocast: "
+        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--worlds`, `--every`, "
+        f"`--skip`). {looked} named rows and experts looked at under autocast: "
         f"{'; '.join(flaws) or fine}."
     )
     return "\n".join([*lines, "", told])

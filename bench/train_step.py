@@ -111,10 +111,12 @@ def _hidden(found: dict[str, Any]) -> list[str]:
 
 
 def page(results: dict[str, Any]) -> str:
-    parts = [table(one) for one in results.values()]
-    last = list(results.values())[-1]["conditions"]
-    parts.append(f"{last['machine']}; {last['network']}; links {last['links']}; {last['accelerator']}.")
-    return "\n\n".join(parts)
+    return "\n\n".join(f"{table(one)}\n\n{conditions(one)}" for one in results.values())
+
+
+def conditions(found: dict[str, Any]) -> str:
+    said = found["conditions"]
+    return f"{said['machine']}; {said['network']}; links {said['links']}; {said['accelerator']}."
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 Makes an environment for each (venv and pip, kept in the folder and used again while its requirements are the same): `lowest` has the
 oldest Python of `requires-python` and of each dependency exactly the version that `>=` names; `newest` the newest Python that is
-installed here and the newest versions that pip finds. Each then runs the tests of the core and a covering part of the
+installed here and the newest versions that pip finds. Each then runs a covering part of the tests of the core and of the
 runtime. `--store` keeps what came out in bench/results/versions.json, from which `python -m bench.stored_figures` writes the README.
 """
 

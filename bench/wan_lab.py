@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.document import ROOT, write_figures
+from bench.train_step import conditions
 from moeyard.cli.train import in_lab
 from moeyard.lab import LabSpec
 from moeyard.report.attribution import attribution_data, compare, mode_data, prediction_error, show_interval
@@ -115,9 +116,10 @@ def _codecs(found: dict[str, Any]) -> str:
     return "".join(f"; {mode}, {found['conditions']['codec']}: {off:+.2%}" for mode, off in told)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: dict[str, Any], name: str = "") -> str:
+    other = name.partition(" ")[2]  # of a case that is stored once more, for other modes
     lines = [
-        f"**{found['title']}**; largest difference of the losses {found['loss_difference']:.0e}{_codecs(found)}.", "",
+        f"**{found['title']}{other and f', {other}'}**; largest difference of the losses {found['loss_difference']:.0e}{_codecs(found)}.", "",
         "| | iteration | quartiles | over the wan | copies over the wan | simulated |", "|---" * 6 + "|",
     ]  # fmt: skip
     for mode, one in found["summary"].items():
@@ -143,11 +145,8 @@ def table(found: dict[str, Any]) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    parts = [table(one) for one in results.values()]
-    parts.append(prediction(results))
-    last = list(results.values())[-1]["conditions"]
-    parts.append(f"{last['machine']}; {last['network']}; links {last['links']}; {last['accelerator']}.")
-    return "\n\n".join(parts)
+    parts = [f"{table(one, name)}\n\n{conditions(one)}" for name, one in results.items()]
+    return "\n\n".join([*parts, prediction(results)])
 
 
 def prediction(results: dict[str, Any]) -> str:
@@ -176,7 +175,7 @@ def main() -> None:
         case = CASES[name]
         key = f"{name}{options.suffix}"
         results[key] = measure(case, modes_of([options.modes]), options.steps or case.steps, options.codec)
-        print(json.dumps(results[key]) if options.json else table(results[key]), flush=True)
+        print(json.dumps(results[key]) if options.json else table(results[key], key), flush=True)
         options.save.write_text(json.dumps(results, indent=1) + "\n")
     if options.write:
         write_figures("docs/lab.md", "wan", page(results))
