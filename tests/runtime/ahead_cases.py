@@ -24,13 +24,14 @@ __all__ = ["everything", "prepare"]
 
 
 def everything(rank, world, steps, cases):
-    """{case: what it gave}; `cases` alone, if it names some."""
+    """{case: what it gave}, of `cases`."""
     found = {}
 
-    def asked(*functions):
-        """Those of these that are wanted, under the names of their functions."""
-        named = [(one.__name__.replace("_", " "), one) for one in functions]
-        return [(name, one) for name, one in named if cases is None or name in cases]
+    def run(*calls):
+        """Each of these functions with its arguments, under its name."""
+        for one, *given in calls:
+            if (name := one.__name__.replace("_", " ")) in cases:
+                found[name] = one(*given)
 
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, checked=True, **REPLICAS) as yard:
         for name, options, layers, accumulation, checkpointed in (
@@ -49,25 +50,26 @@ def everything(rank, world, steps, cases):
             yard.choose(
                 **{"ahead": True, "resident": True, "chunks": 1, "most_rows": None, "dedup": False} | options
             )
-            if cases is None or name in cases:
+            if name in cases:
                 count = steps if name == "resident" else 10
                 found[name] = trained(yard, world, count, layers, accumulation, checkpointed)
         yard.choose(ahead=True, resident=True, chunks=1, checked=False, most_rows=None, dedup=False)
-        for name, one in asked(in_flight):
-            found[name] = one(yard, world)
-        for name, one in asked(given_away):
-            found[name] = one(yard)
-        for name, one in asked(inferred, limit, touched, asked_for, order, evaluated, planned_behind):
-            found[name] = one(yard, rank)
+        run(
+            (in_flight, yard, world),
+            (inferred, yard, rank),
+            (given_away, yard),
+            (limit, yard, rank),
+            (touched, yard, rank),
+        )
+        run(
+            (asked_for, yard, rank),
+            (order, yard, rank),
+            (evaluated, yard, rank),
+            (planned_behind, yard, rank),
+        )
     with yr.Yard(cluster=cluster_of(2, 2), timeout=60, **REPLICAS) as yard:
-        for name, one in asked(as_data, chosen):
-            found[name] = one(yard, rank)
-        for name, one in asked(homes_by_themselves):
-            found[name] = one(yard, world)
-    for name, one in asked(slots):
-        found[name] = one(rank)
-    for name, one in asked(odd):
-        found[name] = one(rank, world)
+        run((as_data, yard, rank), (homes_by_themselves, yard, world), (chosen, yard, rank))
+    run((slots, rank), (odd, rank, world))
     return found
 
 

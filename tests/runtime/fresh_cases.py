@@ -36,12 +36,8 @@ def prepare():
 
 
 def everything(rank, world, cases):
-    """{case: what each way gave, without replicas and with}; `cases` alone, if it names some."""
+    """{case: what each way gave, without replicas and with}, of `cases`."""
     found = {}
-
-    def asked(name):
-        return cases is None or name in cases
-
     yard_of = {"cluster": training.cluster_of(world), "scheduler": "direct", "timeout": 60}
     with yr.Yard(**yard_of) as yard:
         for case in (
@@ -49,24 +45,34 @@ def everything(rank, world, cases):
             closed_over, not_taken, read_meanwhile, changed, changed_fused, changed_and_dropped, changed_by_closure,
             put_back_elsewhere, moved_between, many_between, router_alone, replaced_by_one, collected_by_one, begun_by_one, refused_for_one,
         ):  # fmt: skip
-            if asked(case.__name__):
+            if case.__name__ in cases:
                 found[case.__name__] = [_tried(yard, options, case, rank) for options in (NONE, REPLICAS)]
-        if asked("begun"):
+        if "begun" in cases:
             found["begun"] = _tried(yard, REPLICAS, begun, rank)
-    with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
-        for case in (evaluated_between, evaluated_between_again, read_meanwhile, put_back_elsewhere):
-            if not asked(f"{case.__name__}, coded"):
-                continue
-            coded = case(layers_of(yard), given(rank), yard)
-            found[f"{case.__name__}, coded"] = [_tried(yard, NONE | {"codec": None}, case, rank), coded]
-            yard.choose(**REPLICAS, codec="lossless@all")
+    coded = {
+        f"{case.__name__}, coded": case
+        for case in (evaluated_between, evaluated_between_again, read_meanwhile, put_back_elsewhere)
+    }
+    if any(name in cases for name in coded):
+        with yr.Yard(**yard_of, codec="lossless@all", **REPLICAS) as yard:
+            for name, case in coded.items():
+                if name in cases:
+                    with_codec = case(layers_of(yard), given(rank), yard)
+                    found[name] = [_tried(yard, NONE | {"codec": None}, case, rank), with_codec]
+                    yard.choose(**REPLICAS, codec="lossless@all")
+    if any(name in cases for name in ("sent_meanwhile, coded", "lossy", "lossy, other receivers")):
+        found |= _lossy(rank, yard_of)
+    return found
+
+
+def _lossy(rank, yard_of):
+    """Three cases of a codec that loses bits, one after another in one yard."""
+    found = {}
     with (
         yr.Yard(**yard_of, codec="bits:1@all", **REPLICAS) as yard,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        if not any(map(asked, ("sent_meanwhile, coded", "lossy", "lossy, other receivers"))):
-            return found
         evaluated_between(layers_of(yard), given(rank), yard)
         found["sent_meanwhile, coded"] = [
             sent_meanwhile(layers_of(yard), given(rank), yard, times) for times in (1.0, 1.5)

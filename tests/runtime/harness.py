@@ -37,16 +37,26 @@ class RankFailed(AssertionError):
     """A rank raised, died or did not come back."""
 
 
-def cases_of(request) -> frozenset[str] | None:
+class Every:
+    """Every case there is."""
+
+    def __contains__(self, case: object) -> bool:
+        return True
+
+
+EVERY = Every()
+
+
+def cases_of(request) -> frozenset[str] | Every:
     """What a launch that serves a whole module need run: the cases that the chosen tests name, by their parameter `case` and the mark
-    `cases`; None, all of them, if one of these names none."""
+    `cases`; every one, if one of these tests names none."""
     chosen: set[str] = set()
     for item in request.session.items:
         if item.module is request.module and request.fixturename in item.fixturenames:
             mark = item.get_closest_marker("cases")
             given = item.callspec.params.get("case") if hasattr(item, "callspec") else None
             if mark is None and given is None:
-                return None
+                return EVERY
             chosen |= set(mark.args if mark else ()) | ({given} if given is not None else set())
     return frozenset(chosen)
 

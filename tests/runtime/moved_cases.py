@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from bench import replica_training as training
 from compose_cases import kind
+from harness import EVERY
 from torch.distributed.device_mesh import init_device_mesh
 
 import moeyard.runtime as yr
@@ -41,19 +42,19 @@ def prepare():
     training.prepare(2)
 
 
-def everything(rank, world, cases=None):
-    """{case: what it gave}, on two groups of two ranks; `cases` alone, if it names some."""
+def everything(rank, world, cases=EVERY):
+    """{case: what it gave} of `cases`, on two groups of two ranks."""
     mesh = init_device_mesh(kind(), (2, world // 2), mesh_dim_names=("dp", "ep"))
     found = {}
     with yr.Yard(mesh, scheduler="direct", timeout=60, planner="quota", slots=1, policy="quota") as yard:
         still = _losses(yard, rank, lambda *_: 0)
         for case in (by_themselves, together, two_optimizers, kept_loss, shared):
-            if cases is None or case.__name__ in cases:
+            if case.__name__ in cases:
                 found[case.__name__] = case(yard, rank, still)
         for case in (cloned, left_behind, rolled_back, beside, second, overflowed):
-            if cases is None or case.__name__ in cases:
+            if case.__name__ in cases:
                 found[case.__name__] = case(yard, rank)
-        if cases is None or "elsewhere" in cases:
+        if "elsewhere" in cases:
             with yr.Yard(scheduler="direct", timeout=60) as wide:
                 found["elsewhere"] = elsewhere(yard, wide, rank)
     dist.barrier()
