@@ -36,6 +36,8 @@ BUILT_IN = {
     "mixtral-8": "mixtral-8:16",
     "olmoe-64": "olmoe-64:64",
     HALF: "olmoe-64:64",
+    "mixtral-8, on 16 cores": "mixtral-8:16",
+    "olmoe-64, on 16 cores": "olmoe-64:64",
     "balanced": f"{EVEN}:16",
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.faults.table import clean, on_gpu
 
 RESULTS = Path(__file__).parent / "results"
+CASE = ("optimizer", "how", "precision", "layers", "accumulation", "checkpointing")
 ALIKE = 1.1  # times: two ratios of the same steps that are nearer than that do not contradict one another
 
 
@@ -103,28 +104,35 @@ def _overlapped(row: dict) -> str:
 
 
 def replicas() -> str:
-    """The table of replicas on NCCL, as far as it was run there: a line for each number of ranks."""
+    """The table of replicas on NCCL: a line for each number of ranks, whose cases may have been run in parts."""
     lines = [
-        "| NCCL ranks on one GPU | of the cases | ran | hold | refused by torch | copies compared | largest difference |",
-        "|---" * 7 + "|",
+        "| NCCL ranks on one GPU | of the cases | in runs | ran | hold | refused by torch | copies compared | largest difference |",
+        "|---" * 8 + "|",
     ]
-    steps, looked, flaws = set(), 0, []
-    for found in rows_of("gpu_replicas.jsonl"):
-        ran = [one for one in found["cases"] if "refused" not in one]
-        refused = len(found["cases"]) - len(ran)
-        which = ("all" if found["every"] == 1 else f"one in {found['every']}") + (
-            ", as far as it came" if len(found["cases"]) < found["of"] // found["every"] else ""
-        )
-        steps |= {one["steps"] for one in ran}
-        looked += found["named"]["looked"]
-        flaws += [found["named"]["flaw"]] if found["named"]["flaw"] else []
+    runs = rows_of("gpu_replicas.jsonl")
+    for ranks in sorted({found["ranks"] for found in runs}):
+        some = [found for found in runs if found["ranks"] == ranks]
+        cases = {tuple(one[key] for key in CASE): one for found in some for one in found["cases"]}
+        ran = [one for one in cases.values() if "refused" not in one]
         copies, worst = sum(one["copies"] for one in ran), max(one["difference"] for one in ran)
-        figures = (found["ranks"], which, len(ran), sum(map(held, ran)), refused, copies, f"{worst:.1e}")
+        which = "all" if len(cases) == some[0]["of"] else f"{len(cases)} of {some[0]['of']}"
+        figures = (
+            ranks,
+            which,
+            len(some),
+            len(ran),
+            sum(map(held, ran)),
+            len(cases) - len(ran),
+            copies,
+            f"{worst:.1e}",
+        )
         lines.append("| " + " | ".join(map(str, figures)) + " |")
+    steps = max(one["steps"] for found in runs for one in found["cases"])
+    flaws = [found["named"]["flaw"] for found in runs if found["named"]["flaw"]]
     fine = "none stale, none another's"
     told = (
-        f"So many of the {found['of']} cases, {max(steps)} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--worlds`, `--every`, "
-        f"`--skip`). {looked} named rows and experts looked at under autocast: "
+        f"So many of the {runs[0]['of']} cases, {steps} steps each (`python -m bench.replicas --backend nccl` with `--ranks`, `--worlds`, `--every`, "
+        f"`--skip`). {sum(found['named']['looked'] for found in runs)} named rows and experts looked at under autocast: "
         f"{'; '.join(flaws) or fine}."
     )
     return "\n".join([*lines, "", told])

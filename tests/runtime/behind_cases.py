@@ -80,7 +80,7 @@ def failed(rank, world):
     slow = my.Cluster(2, 2, my.Port(400e9, 1e-6), my.Port(2e5, 1e-5))  # a wave is what it carries in so long
     began = time.monotonic()
     try:
-        with yr.Yard(cluster=slow, timeout=20, **REPLICAS) as yard, torch.no_grad():
+        with yr.Yard(cluster=slow, timeout=60, **REPLICAS) as yard, torch.no_grad():
             _, ours = models(yard, 2)
             x, _ = oracle.shares(yard.size, 6)[rank]
             for _ in range(3):

@@ -64,10 +64,10 @@ def test_who_leaves_a_yard_does_its_part_of_what_others_have_begun():
 
 
 def test_a_rank_that_failed_and_the_others_do_not_wait_for_one_another_for_long():
-    """The others wait for its rows, and their part of a gather for those to pass; it may have begun its own part."""
+    """The others wait for its rows, and their part of a gather for those to pass; it may have begun its own part. The time-out is 60 s."""
     found = launch("behind_cases:failed", 4, 100)
     assert [kind for kind, _, _ in found] == ["Failed", "RankLost", "RankLost", "RankLost"]
-    assert max(raised + left for _, raised, left in found) < 14
+    assert max(raised + left for _, raised, left in found) < 30
 
 
 def test_who_has_no_memory_for_a_gather_is_to_blame_though_nobody_there_waits_for_it():
