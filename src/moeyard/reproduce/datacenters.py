@@ -18,6 +18,7 @@ from moeyard.placement import Placement
 from moeyard.planners.domains import search_domains
 from moeyard.provenance import CLOSED_FORM, Provenance
 from moeyard.reproduce.tables import Column, Finding, either, inside
+from moeyard.units import show_seconds
 
 RATE = 1.25e9  # bytes per second between datacenters: 10 Gbit/s
 GPUS = 8  # of a datacenter
@@ -230,5 +231,5 @@ def judge_far(points: Sequence[Far]) -> str:
     slowest = max(point.took for point in points)
     return (
         f"The paper has {FAR_SPEEDUP[0]}-{FAR_SPEEDUP[1]} x with domains of a fixed size; its rows, experts and bandwidths are not published, so ranges are compared. Ours, size "
-        f"chosen: {'; '.join(parts)}. {slower} {skewed} The slowest point took {slowest:.0f} s."
+        f"chosen: {'; '.join(parts)}. {slower} {skewed} The slowest point took {show_seconds(slowest)}."
     )

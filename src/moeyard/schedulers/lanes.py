@@ -49,7 +49,7 @@ ALIKE = 1.15  # times what a node's pairs take in the mean: pairs about as long 
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
 WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
-LOOK = 1.25e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks; half as many are ruled out meanwhile
+LOOK = 2.1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks (slow cores: 0.8e-8 to 2.5e-8)
 EXCHANGES = 4  # of one plan: rows there and back, forward and backward
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
