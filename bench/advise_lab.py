@@ -11,16 +11,15 @@ lies that does not come with moeyard. --write: into docs/replay.md, between thes
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import moeyard as my
-from bench.document import ROOT, write_figures
-from bench.train_step import EVEN, LAB
+from bench.asked import runs, trace
+from bench.document import write_figures
+from bench.train_step import EVEN, LAB, RESULTS
 from moeyard.advise import Advice, advise
 from moeyard.formats.traces import find_trace
 from moeyard.lab import LabSpec
@@ -33,12 +32,12 @@ RECORDS, SLOTS, LIMIT = 8, 1, 0.20
 REST = re.compile(r"the rest of a layer (\d+) ms forward, (\d+) ms backward")
 HALF = "olmoe-64, at half the rates"  # in bench/lab-4x4-half.toml: what the host adds to a step weighs half
 BUILT_IN = {
-    "mixtral-8": "mixtral-8:16",
-    "olmoe-64": "olmoe-64:64",
-    HALF: "olmoe-64:64",
-    "mixtral-8, on 16 cores": "mixtral-8:16",
-    "olmoe-64, on 16 cores": "olmoe-64:64",
-    "balanced": f"{EVEN}:16",
+    "mixtral-8": ("mixtral-8", 16),
+    "olmoe-64": ("olmoe-64", 64),
+    HALF: ("olmoe-64", 64),
+    "mixtral-8, on 16 cores": ("mixtral-8", 16),
+    "olmoe-64, on 16 cores": ("olmoe-64", 64),
+    "balanced": (EVEN, 16),
 }
 
 
@@ -100,18 +99,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
-    parser.add_argument("--runs", type=Path, default=ROOT / "bench" / "results" / "train_step.json")
+    parser.add_argument("--trace", type=trace, action="append", default=[], metavar="NAME=PATH:EXPERTS")
+    parser.add_argument("--runs", type=runs, default=str(RESULTS), metavar="FILE")
     parser.add_argument("--write", metavar="MARK", help="the table into docs/replay.md, between these marks")
     options = parser.parse_args()
-    runs = json.loads(options.runs.read_text())
+    given = {name: (source, experts) for name, source, experts in options.trace}
     found = []
-    for name, text in (BUILT_IN | dict(one.split("=", 1) for one in options.trace)).items():
-        source, _, experts = text.rpartition(":")
-        if name not in runs:
-            print(f"{options.runs} has no run of {name}: left out")
+    for name, (source, experts) in (BUILT_IN | given).items():
+        if name not in options.runs:
+            print(f"no run of {name} in that file: left out")
             continue
-        found.append(row(name, source, int(experts), runs[name]))
+        found.append(row(name, source, experts, options.runs[name]))
     print(table(found))
     if options.write:
         write_figures("docs/replay.md", options.write, table(found))

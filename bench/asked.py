@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -36,3 +38,29 @@ def file_to_write(text: str) -> Path:
         why = "is a folder; name a file" if path.is_dir() else f"the folder {path.parent} is missing; make it"
         raise ArgumentTypeError(f"{text}: {why}")
     return path
+
+
+def trace(text: str) -> tuple[str, str, int]:
+    """(name, source, experts) of NAME=PATH:EXPERTS; the source is a file, or a word that the command knows."""
+    name, _, rest = text.partition("=")
+    source, _, experts = rest.rpartition(":")
+    if not (name and source):
+        raise ArgumentTypeError(f"must be NAME=PATH:EXPERTS, got {text!r}")
+    if source.endswith((".npy", ".npz")) and not Path(source).is_file():
+        raise ArgumentTypeError(f"{source}: no such file")
+    return name, source, at_least(1)(experts)
+
+
+def runs(text: str) -> dict[str, Any]:
+    """What `python -m bench.train_step` stored."""
+    try:
+        found = json.loads(Path(text).read_text())
+    except (OSError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{text}: {getattr(error, 'strerror', None) or error}; give a file that python -m bench.train_step saved"
+        ) from None
+    if not isinstance(found, dict) or not all(
+        isinstance(one, dict) and "summary" in one for one in found.values()
+    ):
+        raise ArgumentTypeError(f"{text}: holds no runs; give a file that python -m bench.train_step saved")
+    return found

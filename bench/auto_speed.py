@@ -19,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 import moeyard as my
+from bench.asked import at_least
 from bench.document import write_figures
 from moeyard.forms.lanes import Lanes
 
@@ -101,10 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 40], help="of eight ranks each")
+    parser.add_argument("--nodes", type=at_least(2), nargs="+", default=[8, 40], help="of eight ranks each")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", type=int, default=5, help="runs that a median is of")
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--times", type=at_least(1), default=5, help="runs that a median is of")
     parser.add_argument("--json", action="store_true", help="a row a cell")
     parser.add_argument(
         "--document", metavar="MARKS", help="write the table between these marks of docs/scheduling.md"

@@ -112,10 +112,11 @@ def replicas() -> str:
     runs = rows_of("gpu_replicas.jsonl")
     for ranks in sorted({found["ranks"] for found in runs}):
         some = [found for found in runs if found["ranks"] == ranks]
-        cases = {tuple(one[key] for key in CASE): one for found in some for one in found["cases"]}
-        ran = [one for one in cases.values() if "refused" not in one]
+        cases = [one for found in some for one in found["cases"]]  # one that was run twice counts twice
+        covered = len({tuple(one[key] for key in CASE) for one in cases})
+        ran = [one for one in cases if "refused" not in one]
         copies, worst = sum(one["copies"] for one in ran), max(one["difference"] for one in ran)
-        which = "all" if len(cases) == some[0]["of"] else f"{len(cases)} of {some[0]['of']}"
+        which = "all" if covered == some[0]["of"] else f"{covered} of {some[0]['of']}"
         figures = (
             ranks,
             which,

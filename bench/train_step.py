@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.asked import at_least, file_to_write, runs, trace
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
+from moeyard.errors import MoeyardError
 from moeyard.lab import LabSpec
 from moeyard.report.attribution import (
     attribution,
@@ -123,26 +124,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=at_least(3), default=12, help="two of them warm up")
     parser.add_argument("--modes", default="all-of-them")
-    parser.add_argument("--trace", action="append", default=[], metavar="NAME=PATH:EXPERTS")
+    parser.add_argument("--trace", type=trace, action="append", default=[], metavar="NAME=PATH:EXPERTS")
     parser.add_argument(
         "--lab",
         default=LAB,
         help="a lab's name or file; bench/lab-4x4-half.toml where two cores are too slow for all of lab-4x4",
     )
-    parser.add_argument("--save", type=Path, default=RESULTS)
+    parser.add_argument("--save", type=file_to_write, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="the figures of the file into docs/train.md")
     parser.add_argument("--measure", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    traces = dict(TRACES) if not options.trace else {}
-    for given in options.trace:
-        name, _, rest = given.partition("=")
-        source, _, experts = rest.rpartition(":")
-        traces[name] = (source, int(experts))
-    results = json.loads(options.save.read_text()) if options.save.exists() else {}
+    traces = {name: (source, experts) for name, source, experts in options.trace} or TRACES
+    try:
+        modes, results = modes_of([options.modes]), runs(str(options.save)) if options.save.exists() else {}
+    except (MoeyardError, argparse.ArgumentTypeError) as error:
+        parser.error(str(error))
+    if not (options.measure or results):
+        parser.error(f"{options.save}: no runs to write; leave --no-measure out")
     for name, (source, experts) in traces.items() if options.measure else ():
-        results[name] = measure(name, source, experts, modes_of([options.modes]), options.steps, options.lab)
+        results[name] = measure(name, source, experts, modes, options.steps, options.lab)
         print(table(results[name]), flush=True)
         options.save.write_text(json.dumps(results, indent=1))
     if options.write:

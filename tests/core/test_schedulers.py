@@ -307,6 +307,26 @@ def test_the_estimate_follows_lanes_that_have_few_rows(nodes, most, whole):
         assert estimate(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.03), name
 
 
+@pytest.mark.parametrize(
+    ("nodes", "nics", "mb", "seed"), [(8, 8, 256, 0), (8, 4, 1024, 1), (12, 8, 1024, 1), (16, 4, 4096, 2)]
+)
+def test_what_is_not_looked_at_again_would_not_change_the_choice(monkeypatch, nodes, nics, mb, seed):
+    """Stages that wait for one another are timed node by node in a second look, too."""
+    seen, look = [], lanes._looked_at_again
+    monkeypatch.setattr(
+        lanes, "_looked_at_again", lambda near: seen.append((near, look(near))) or seen[-1][1]
+    )
+    law = Contention(0.05, 1, 2.0)
+    cluster = Cluster(nodes, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), nics_per_node=nics, contention=law)
+    my.schedule(cluster, workload("sparse:0.1", cluster.num_ranks, mb=mb, seed=seed))
+    ((near, (winner, form, _)),) = seen
+    fine = {id(made): lanes.estimate_lanes(made) for _, _, _, made in near}
+    staged = [(rough, fine[id(made)]) for rough, _, name, made in near if name == lanes.STAGED]
+    assert staged, "none of these was near"
+    assert all(exact <= rough <= 1.004 * exact for rough, exact in staged)
+    assert fine[id(form)] == min(fine.values()), winner
+
+
 @pytest.mark.parametrize(("mb", "looks"), [(16, 0), (1024, 1)])
 def test_auto_looks_again_only_where_that_takes_less_than_it_may_save(monkeypatch, mb, looks):
     """Sparse traffic over 8 nodes, where several orders come near each other: the look takes as long for small rows as for large ones."""
