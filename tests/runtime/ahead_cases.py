@@ -41,6 +41,7 @@ def everything(rank, world, steps, cases):
             ("two slots, accumulated, checkpointed", {"resident": False}, 3, 2, True),
             ("checkpointed", {"resident": True}, 2, 1, True),
             ("on the spot", {"ahead": False, "resident": False}, 2, 1, False),
+            ("planned, on the spot", {"overlap": False}, 2, 1, True),
             ("chunks", {"chunks": 2}, 3, 1, False),
             ("chunks, checkpointed", {"chunks": 2}, 2, 1, True),
             ("chunks, on the spot", {"chunks": 2, "ahead": False}, 2, 2, False),
@@ -48,7 +49,15 @@ def everything(rank, world, steps, cases):
             ("in parts that cross once", {"most_rows": MOST_ROWS, "dedup": True, "chunks": 2}, 2, 1, True),
         ):
             yard.choose(
-                **{"ahead": True, "resident": True, "chunks": 1, "most_rows": None, "dedup": False} | options
+                **{
+                    "ahead": True,
+                    "overlap": True,
+                    "resident": True,
+                    "chunks": 1,
+                    "most_rows": None,
+                    "dedup": False,
+                }
+                | options
             )
             if name in cases:
                 count = steps if name == "resident" else 10

@@ -30,6 +30,7 @@ def found(request):
         ("two slots, accumulated, checkpointed", 3 * 2 * 10),
         ("checkpointed", 2 * 10),
         ("on the spot", 2 * 10),
+        ("planned, on the spot", 2 * 10),
         ("chunks", 3 * 10),
         ("chunks, checkpointed", 2 * 10),
         ("chunks, on the spot", 2 * 2 * 10),

@@ -47,7 +47,8 @@ def test_what_is_attributed_is_the_only_difference():
     assert way["home"] == way["direct"] | {"scheduler": "auto"}
     assert way["sync"] == way["home"] | {"planner": "quota", "policy": "quota", "ahead": False, "chunks": 1}
     assert way["chunks"] == way["sync"] | {"chunks": "auto"}
-    assert way["all"] == way["chunks"] | {"ahead": True}
+    assert way["serial"] == way["chunks"] | {"ahead": True, "overlap": False}
+    assert way["all"] == {name: value for name, value in way["serial"].items() if name != "overlap"}
     assert options.yard("moeyard") == way["all"]
     for name in ("domains", "auto"):
         assert options.yard(f"{name}+codec") == options.yard(name) | {"codec": "bits:1"}
@@ -146,7 +147,7 @@ def test_ratios_are_of_the_same_step():
     found = attribution(run)
     assert [(one.what, one.of, one.over) for one in found] == [
         ("engine", "direct", "plain"),
-        ("schedule + replicas + chunks + overlap", "all", "direct"),
+        ("schedule + replicas + chunks + forecast + overlap", "all", "direct"),
         ("together", "all", "plain"),
     ]
     assert [(one.ratio, one.low, one.high, one.pairs) for one in found] == [
@@ -162,9 +163,11 @@ def test_the_whole_chain_is_told_mode_by_mode():
         *(mode_of(name, [9.0, 9.0 - i]) for i, (name, _) in enumerate(CHAIN)), mode_of("shadow", [9, 6])
     )
     found = attribution(run)
-    assert [one.what for one in found[:5]] == ["engine", "schedule", "replicas", "chunks", "overlap"]
-    assert [(one.of, one.over) for one in found[5:]] == [
-        ("all", m) for m in ("plain", "direct", "home", "sync", "shadow")
+    assert [one.what for one in found[:6]] == [
+        "engine", "schedule", "replicas", "chunks", "forecast", "overlap",
+    ]  # fmt: skip
+    assert [(one.of, one.over) for one in found[6:]] == [
+        ("all", m) for m in ("plain", "direct", "home", "sync", "chunks", "shadow")
     ]
 
 
@@ -202,23 +205,23 @@ def test_few_pairs_hold_no_interval():
 
 def test_hidden_is_what_the_foreground_took_longer():
     serial, overlapped = (
-        mode_of("chunks", [9, 4.0, 5.0], gather=1.0),
+        mode_of("serial", [9, 4.0, 5.0], gather=1.0),
         mode_of("all", [9, 3.4, 4.4], gather=1.5),
     )
     run = run_of(serial, overlapped)
     assert hidden(run, overlapped) == pytest.approx(0.6)
     assert hidden(run, serial) is None
     assert hidden(run_of(overlapped), overlapped) is None
-    assert hidden(run_of(mode_of("chunks", [9, 4.0]), overlapped), overlapped) is None  # nothing was gathered
+    assert hidden(run_of(mode_of("serial", [9, 4.0]), overlapped), overlapped) is None  # nothing was gathered
 
 
 def test_json_says_what_each_mode_took():
     predicted = {"seconds": {"1": 2.0, "2": 4.0}, "hideable": 0.9}
     run = run_of(
-        mode_of("chunks", [9, 4.0, 5.0], gather=1.0), mode_of("all", [9, 3.5, 4.5], predicted=predicted)
+        mode_of("serial", [9, 4.0, 5.0], gather=1.0), mode_of("all", [9, 3.5, 4.5], predicted=predicted)
     )
     found = json.loads(json.dumps(mode_data(run)))
-    assert [one["name"] for one in found] == ["chunks", "all"]
+    assert [one["name"] for one in found] == ["serial", "all"]
     assert found[1] == {
         "name": "all", "steps": [0, 1, 2], "seconds": [9, 3.5, 4.5], "loss": [3.0, 2.0, 1.0],
         "hidden": 0.5, "predicted_s": 3.0, "plan_wait_s": 0.01,

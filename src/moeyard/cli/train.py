@@ -67,7 +67,7 @@ def run(
         str | None,
         typer.Option(autocompletion=complete.labs, help="Run in a lab: lab-2x2, lab-4x4, lab-2dc, lab-4dc, or a TOML file. Without it: under torchrun."),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(autocompletion=complete.modes, help="plain, direct, home, replicas, shadow, prophet, domains, domains-sync, domains+codec, auto, auto+codec, sync, chunks, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(autocompletion=complete.modes, help="plain, direct, home, replicas, shadow, prophet, domains, domains-sync, domains+codec, auto, auto+codec, sync, chunks, serial, all; both (the default): plain and moeyard, which is all; wan (the default in a lab of several datacenters): plain, direct, domains, domains+codec, auto; all-of-them, but for those with a codec. Several with commas, or repeated: they take turns.")] = None,
     skew: Annotated[str | None, typer.Option(autocompletion=complete.traces, help="Route with the skew of a trace: mixtral-8, olmoe-64 or an .npz file.")] = None,
     steps: Annotated[int, typer.Option(help="Steps in each mode.")] = 16,
     turn: Annotated[int, typer.Option(help="Steps that a mode makes before the next one's turn.")] = 2,

@@ -13,7 +13,7 @@ from moeyard.timeline import Timeline
 
 COLOURS = {
     "plain": "#8795a6", "direct": "#3d5a80", "home": "#4fa3a5", "replicas": "#c9a227", "shadow": "#7b5ea7", "prophet": "#a44a3f",
-    "sync": "#e07a5f", "chunks": "#6a994e", "all": "#0b7a75", "moeyard": "#0b7a75",
+    "sync": "#e07a5f", "chunks": "#6a994e", "serial": "#bc6c25", "all": "#0b7a75", "moeyard": "#0b7a75",
     "domains": "#81b29a", "domains-sync": "#6b705c", "domains+codec": "#c9a227", "auto": "#0b7a75", "auto+codec": "#e07a5f",
 }  # fmt: skip
 PARTS = {  # of an iteration, in the order they are stacked

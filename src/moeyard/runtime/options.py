@@ -21,7 +21,7 @@ from moeyard.version import __version__
 class Options:
     """scheduler: of exchanges. planner, slots, policy: which experts get replicas, and which copy serves a row. transport:
     None for the backend's own. checked: replicas are compared with their homes before every use, which all ranks do or none. ahead:
-    replicas are planned from past counts and gathered a layer ahead. resident: each layer keeps memory for its own. chunks: parts of the
+    replicas are planned from past counts and gathered a layer ahead; without overlap gathers and reduces of the same plans run in the foreground. resident: each layer keeps memory for its own. chunks: parts of the
     tokens whose exchanges hide behind one another's experts, 1, 2, or "auto" where the model says that two pay. dedup: a token crosses
     to a node once and is handed round there, "auto" where the cluster's ports say that it pays. codec: how experts travel between
     datacenters, or on all hops, in which layer; None: whole. most_rows: that a rank may receive at once; beyond it tokens go in parts."""
@@ -39,6 +39,7 @@ class Options:
     dedup: bool | str = False
     codec: str | None = None
     most_rows: int | None = None
+    overlap: bool = True
 
     @cached_property
     def costed(self) -> ModelSpec | None:
@@ -50,6 +51,10 @@ class Options:
     @property
     def plans_ahead(self) -> bool:
         return self.ahead and self.planner != "static"
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap and self.plans_ahead
 
     def __post_init__(self) -> None:
         check_choices(self.scheduler, self.planner, self.policy)
@@ -81,6 +86,7 @@ class Options:
         return small_digest(
             __version__, network, self.scheduler, self.planner, self.slots, self.policy, self.model, self.transport,
             self.checked, self.ahead, self.resident, self.chunks, self.dedup, self.codec, FORMAT, self.most_rows,
+            self.overlap,
         )  # fmt: skip
 
 

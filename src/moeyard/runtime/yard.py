@@ -74,7 +74,8 @@ class Yard:
     interfaces are the lab's unless given (`interfaces=()`: none). timeout: seconds until a silent rank is an error. transport:
     "collective" has torch's own all-to-all carry the rows, unplanned; default the backend's way of carrying out plans. ahead:
     replicas are planned from the counts of the calls before and gathered while the layer before computes, their gradients reduced
-    behind the backward pass; False: on this very call's counts, on the spot. resident: each layer has memory of its own for replicas;
+    behind the backward pass; False: on this very call's counts, on the spot. overlap: False: the same plans, gathered and reduced on the
+    spot: what hiding saves is measured against it. resident: each layer has memory of its own for replicas;
     False: all layers share room for two. chunks: 2 sends one half of the tokens while the experts compute the other, "auto" where
     `model` says that it pays. dedup: a token crosses to a node once and is handed round there, its results come back as one sum; "auto"
     where the cluster says that it pays. codec: how experts travel between datacenters: "bits:1", "pick:8", ... (codec/spec.py). most_rows:
@@ -111,6 +112,7 @@ class Yard:
         dedup: bool | str = False,
         codec: str | Mapping[int, str] | None = None,
         most_rows: int | None = None,
+        overlap: bool = True,
         observer: Observer | None = None,
         watcher: Watcher | None = None,
         accelerator: Accelerator | None = None,
@@ -118,7 +120,7 @@ class Yard:
         global _count
         _count += 1
         self.options = in_force(Options(
-            scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, written(codec), most_rows
+            scheduler, planner, slots, policy, model, transport, checked, ahead, resident, chunks, dedup, written(codec), most_rows, overlap
         ))  # fmt: skip
         self._observer, self._watcher, self.accelerator = observer, watcher, accelerator
         place = lab_place()

@@ -14,10 +14,15 @@ _PARTS = {
     "ahead": False,
     "chunks": "auto",
 }  # rows in two parts, each behind the other's experts, where that pays
+_IN_TURN = {
+    "ahead": True,
+    "overlap": False,
+    "chunks": "auto",
+}  # planned for the next step; gathered and reduced in the foreground
 _BEHIND = {
     "ahead": True,
     "chunks": "auto",
-}  # planned for the next step, gathered and reduced behind the rest too
+}  # the same, behind the rest too
 CODEC = "bits:1"  # of modes that have one, unless another is asked for
 
 # name -> (what it is, options of the yard; what is not named is as the run was asked for)
@@ -68,6 +73,10 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
         "planned exchanges, replicas of hot experts, in the foreground; rows in two parts where it pays",
         _PARTS,
     ),
+    "serial": (
+        "planned exchanges, replicas of hot experts, planned ahead; gathers and reduces in the foreground",
+        _IN_TURN,
+    ),
     "all": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
     "moeyard": ("planned exchanges, replicas of hot experts, ahead and behind", _BEHIND),
 }
@@ -89,6 +98,7 @@ CHAIN = (
     ("home", "schedule"),
     ("sync", "replicas"),
     ("chunks", "chunks"),
+    ("serial", "forecast"),
     ("all", "overlap"),
 )
 
@@ -100,8 +110,8 @@ WHOLES = {
     "auto+codec": "joint choice and codec",
 }
 FOREGROUND = {
-    "all": "chunks",
-    "moeyard": "chunks",
+    "all": "serial",
+    "moeyard": "serial",
     "domains": "domains-sync",
 }  # the same, with nothing behind
 

@@ -57,10 +57,10 @@ def _predict(trainer: Any, step: int, planning: float) -> tuple[float, float, fl
         "top_k": choices,
     }
     timeline = simulate_step(
-        cluster, spec, hosts, jobs, overlap=options.plans_ahead, chunks=options.chunks, **how
+        cluster, spec, hosts, jobs, overlap=options.overlaps, chunks=options.chunks, **how
     )
     rest = dense_seconds(trainer)
-    if not options.plans_ahead:
+    if not options.overlaps:
         return timeline.makespan + rest, timeline.makespan + rest, 0.0
     serial = simulate_step(cluster, spec, hosts, jobs, overlap=False, chunks=options.chunks, **how)
     work = serial.seconds("gather") + serial.seconds("reduce")

@@ -33,6 +33,7 @@ class Coming(NamedTuple):
     digest: int
     scheduler: str
     width: int  # elements of an expert, for which the exchanges are
+    dtype: Any  # and of these
 
 
 Planner = Callable[[Sequence[Demand]], Coming]

@@ -133,7 +133,7 @@ class Call:
         self._coming = forecasts.coming(self.layer.site)
         if self._coming is not None and (self._coming.placement.home_E != self.home_E).any():
             self._coming = None  # homes have moved since
-        after = forecasts.after(self.layer.site)
+        after = forecasts.after(self.layer.site) if self.yard.options.overlap else None
         coming = None if after is None else forecasts.coming(after)
         told = 0
         if after is not None and after > self.layer.site and coming is not None and coming.placement.copies:
@@ -192,13 +192,23 @@ class Call:
         if begun is not None:
             workspace.ahead += 1
         elif placement.copies:  # before the next layer's: their memory is used in turn
-            begun = gather_now(yard, placement, layer.stacks, layer.dtype, layer.name, layer.site)
+            begun = gather_now(
+                yard, placement, layer.stacks, layer.dtype, layer.name, layer.site, self._way(placement)
+            )
         workspace.known[layer.site] = _Known.of(layer)
         way = _Planner(yard, layer, self.home_E, self.rows)
         yard.forecasts.seen(layer.site, demand, placement, way)
         if self._next is not None:
             begin(yard, *self._next)
         return begun
+
+    def _way(self, placement: Placement) -> Way | None:
+        """How its experts travel, if that was planned."""
+        coming, layer = self._coming, self.layer
+        if coming is None or coming.placement is not placement:
+            return None
+        way: Way = coming.gather
+        return way if (coming.width, coming.dtype) == (layer.width, layer.dtype) else None
 
 
 class _Planner:
@@ -208,12 +218,12 @@ class _Planner:
         """rows: bytes of a row, and how many choices a token has."""
         self.cluster, self.options, self.rank, self.home_E = yard.cluster, yard.options, yard.rank, home_E
         self.row_bytes, self.top_k = rows
-        self.width, self.itemsize, self.waves = layer.width, layer.dtype.itemsize, yard.behind.waves
+        self.width, self.dtype, self.waves = layer.width, layer.dtype, yard.behind.waves
 
     def __call__(self, history: Sequence[Demand]) -> Coming:
         placement = choose_placement(self.cluster, self.options, history, self.home_E, self.top_k)
         copies = Copies.of(self.cluster, placement, self.rank)
-        cut = copies.cut(self.width, self.itemsize, self.cluster, self.waves)
+        cut = copies.cut(self.width, self.dtype.itemsize, self.cluster, self.waves)
         plans = copies.plans(
             cut, lambda traffic, _: make_plan(self.cluster, traffic, self.options.scheduler, self.rank)
         )
@@ -221,7 +231,7 @@ class _Planner:
             _ = plan.forward, plan.backward  # lowered here, not when they are needed
         scheduler = self._scheduler(history[-1], placement)
         digest = small_digest(copies.digest, all_plans(plans), scheduler)
-        return Coming(placement, Way(copies, cut, plans), digest, scheduler, self.width)
+        return Coming(placement, Way(copies, cut, plans), digest, scheduler, self.width, self.dtype)
 
     def _scheduler(self, demand: Demand, placement: Placement) -> str:
         """Who would schedule the newest record's rows best: to choose takes ten times as long as to schedule, and counts drift slowly."""
@@ -250,7 +260,7 @@ def begin(yard: Hosts, layer: Layer, coming: Coming) -> None:
 def begin_forward(yard: Hosts) -> None:
     """A whole model's forward begins: start the gather of its first layer. Every rank calls this, or none; the parameters are as the
     first layer will find them."""
-    if not yard.options.plans_ahead or recomputing() or yard.closed:
+    if not yard.options.overlaps or recomputing() or yard.closed:
         return
     first = yard.forecasts.first()
     coming = None if first is None else yard.forecasts.coming(first)
@@ -269,7 +279,9 @@ def next_step(yard: Hosts) -> StepPlan | None:
     layers = [one.gather.copies.layer for one in found if one is not None]
     if not layers or len(layers) < len(found):
         return None
-    return StepPlan(yard.cluster, layers, overlap=True, ahead=1, resident=yard.options.resident)
+    return StepPlan(
+        yard.cluster, layers, overlap=yard.options.overlap, ahead=1, resident=yard.options.resident
+    )
 
 
 def choose_placement(

@@ -320,11 +320,12 @@ def gather_now(
     dtype: torch.dtype,
     name: str,
     site: int,
+    way: Way | None = None,
 ) -> Ahead:
-    """A gather that nobody began before."""
+    """A gather that nobody began before. way: if it was planned."""
     yard.workspace.spot += 1
     with unseen():
-        way = way_now(yard, placement, parameters, dtype)
+        way = way or way_now(yard, placement, parameters, dtype)
         return Ahead(Hosted(yard, way, parameters, dtype, name, site), parameters)
 
 

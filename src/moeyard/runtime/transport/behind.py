@@ -148,7 +148,7 @@ class AtOnce:
 
 def behind_of(options: Options, transport: Transport, carry: Carry, apart: Callable[[], Transport]) -> Behind:
     """Where a yard's jobs run. apart: makes a transport on communicators of its own; every rank of the world comes here at once."""
-    if not options.plans_ahead:
+    if not options.overlaps:
         return AtOnce(carry)
     if isinstance(transport, Timed):
         transport = transport.inner
