@@ -82,6 +82,55 @@ def test_an_emulated_accelerator_takes_its_time_both_ways():
     assert accelerator.waits == 2
 
 
+class Moe(torch.nn.Module):
+    """Takes no time; says when its gradients pass."""
+
+    expert_share = "some"
+
+    def __init__(self, passed):
+        super().__init__()
+        self.passed = passed
+
+    def forward(self, x):
+        y = x * 1.0
+        if y.requires_grad:
+            y.register_hook(lambda _: self.passed.append(time.monotonic()))
+        return y
+
+
+def test_what_lies_before_a_layer_comes_after_it_on_the_way_back():
+    """As in a Transformer, whose attention is before the experts: what the last layer reduces hides behind it."""
+    passed = []
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(4, 2), torch.nn.Linear(2, 2), Moe(passed), torch.nn.Linear(2, 2), Moe(passed)
+    )
+    accelerator = Accelerator(
+        my.ModelSpec(
+            row_bytes=8,
+            expert_bytes=8,
+            expert_flops=1.0,
+            flops=1e9,
+            non_moe_forward=0.05,
+            non_moe_backward=0.1,
+        )
+    )
+    accelerator.attach(model)
+    assert accelerator.dense_backward == 0.1
+    accelerator.begin()
+    began = time.monotonic()
+    loss = model(torch.tensor([1, 2])).sum()
+    forward = time.monotonic()
+    assert forward - began >= 0.1
+    loss.backward()
+    ended = time.monotonic()
+    last, first = passed
+    assert last - forward < 0.05, "something was waited for before the last layer"
+    assert first - last >= 0.1
+    assert ended - first >= 0.1
+    assert (accelerator.waits, accelerator.late) == (4, 0)
+    assert model[0].weight.grad is not None
+
+
 def test_a_message_is_measured_from_both_ends_on_one_clock():
     port = my.Port(1e6, 0.0)
     cluster = my.Cluster(2, 1, port, port)

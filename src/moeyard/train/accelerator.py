@@ -32,10 +32,18 @@ class Accelerator:
         self._mark = time.monotonic()
 
     def attach(self, model: nn.Module) -> None:
-        """Pace what the model computes between one MoE layer and the next."""
-        for _, module in expert_modules(model):
+        """Pace what the model computes before each MoE layer. On the way back that comes after the layer, and ends where the layer before
+        gave its output, or at the embedding: in between the last layer's reduce is behind it."""
+        modules = [module for _, module in expert_modules(model)]
+        for module in modules:
             module.register_forward_pre_hook(self._before, with_kwargs=True)
+        for module in modules[:-1]:
             module.register_forward_hook(lambda _, __, out: self._cut(out, 0.0, self.dense_backward, "dense"))
+        embedding = next((one for one in model.modules() if isinstance(one, nn.Embedding)), None)
+        if embedding is not None:
+            embedding.register_forward_hook(
+                lambda _, __, out: self._cut(out, None, self.dense_backward, "dense")
+            )
 
     def begin(self) -> None:
         """A step begins: what comes before the first MoE layer counts from here."""
@@ -56,11 +64,13 @@ class Accelerator:
             "hidden_states": self._cut(named["hidden_states"], self.dense_forward, 0.0, "dense")
         }
 
-    def _cut(self, tensor: torch.Tensor, forward: float, backward: float, kind: str) -> torch.Tensor:
+    def _cut(self, tensor: torch.Tensor, forward: float | None, backward: float, kind: str) -> torch.Tensor:
         return Cut.apply(tensor, self, forward, backward, kind)  # type: ignore[no-untyped-call,no-any-return]
 
-    def pass_mark(self, seconds: float, kind: str) -> None:
-        """Wait until `seconds` have passed since the last mark, if any are asked for; then mark anew."""
+    def pass_mark(self, seconds: float | None, kind: str) -> None:
+        """Wait until `seconds` have passed since the last mark, if any are asked for; then mark anew. None: nothing ends here."""
+        if seconds is None:
+            return
         if seconds > 0:
             begin, end = self._mark, self._mark + seconds
             left = end - time.monotonic()
@@ -77,7 +87,12 @@ class Cut(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, accelerator: Accelerator, forward: float, backward: float, kind: str
+        ctx: Any,
+        tensor: torch.Tensor,
+        accelerator: Accelerator,
+        forward: float | None,
+        backward: float,
+        kind: str,
     ) -> torch.Tensor:
         ctx.accelerator, ctx.backward_seconds, ctx.kind = accelerator, backward, kind
         accelerator.pass_mark(forward, kind)
