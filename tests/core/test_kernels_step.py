@@ -23,7 +23,7 @@ from moeyard.kernels.step.domains import by_domain, crossing_totals, domain_load
 from moeyard.kernels.step.gather import gather_hops, gather_of, gather_seconds, tier_seconds
 from moeyard.model import ModelSpec
 from moeyard.placement import Placement
-from moeyard.planners.auto import SINGLES, effort_of, search_auto
+from moeyard.planners.auto import SINGLES, effort_of, quota_family, search_auto
 from moeyard.planners.domains import _Search, domain_placement, partitions, search_domains
 from moeyard.planners.static import static_homes
 
@@ -205,9 +205,10 @@ def test_families_and_moves_improve_within_the_slots_and_say_the_truth(job, slot
     alone = homes[:, None] == np.arange(cluster.num_ranks)
     start = search.score(setting, homes, alone, search.QUOTA, 1.0)
     for found in (
-        search.quota_family(setting, homes, start, effort_of(demand).levels),
-        search.cover_family(setting, homes, start, 8),
-        search.climb(setting, homes, start, 30),
+        quota_family(setting, homes, start, effort_of(demand).levels),
+        search.improved(setting, homes, start, WAYS, 8, 0, False),
+        search.improved(setting, homes, start, WAYS, 0, 30, False),
+        search.improved(setting, homes, start, WAYS, 8, 30, True),
     ):
         assert found.seconds <= start.seconds
         assert free_slots(found.hosts_ER, homes, slots).min() >= 0

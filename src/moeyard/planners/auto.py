@@ -11,6 +11,7 @@ from moeyard.arrays import FloatArray, IntArray, writable
 from moeyard.assign import WAYS, job_of
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
+from moeyard.kernels.place.fill import quota_hosts
 from moeyard.kernels.step import search
 from moeyard.kernels.step.search import Job, Scored
 from moeyard.model import ModelSpec
@@ -44,6 +45,9 @@ SINGLES: dict[str, Single] = {
     "prophet": plan_prophet,
     "balanced": plan_balanced,
 }
+
+
+STEPS = 16  # halvings of the range of a threshold
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +112,7 @@ def search_auto(
     for name, planner in SINGLES.items():
         table.offer(name, planner(cluster, demand, slots=slots, model=model, home_E=home_E))
     homes = homes_of(cluster, demand, home_E)
-    family = search.quota_family(job, homes, table.of("quota").scored, effort.levels)
-    table.add("quota", homes, family, False)
+    table.add("quota", homes, quota_family(job, homes, table.of("quota").scored, effort.levels), False)
     search_domains(
         cluster,
         demand,
@@ -121,7 +124,10 @@ def search_auto(
     )
     ranked = table.ranked()
     for entry in ranked[: effort.starts]:
-        table.add(entry.name, entry.home_E, _improved(job, entry, effort), False)
+        better = search.improved(
+            job, entry.home_E, entry.scored, WAYS, effort.covers, effort.moves, effort.starts > 1
+        )
+        table.add(entry.name, entry.home_E, better, False)
     considered = {entry.name: entry.seconds for entry in ranked}
     best = min(table.entries, key=lambda entry: entry.seconds)
     placement = Placement(best.home_E, best.scored.hosts_ER, f"auto ({best.name})")
@@ -175,11 +181,13 @@ class _Table:
         return next(entry for entry in self.entries if entry.name == name)
 
 
-def _improved(job: Job, start: _Entry, effort: Effort) -> Scored:
-    """Families, local moves, then the best way to serve again."""
-    found: Scored = search.cover_family(job, start.home_E, start.scored, effort.covers)
-    found = search.climb(job, start.home_E, found, effort.moves)
-    if found.seconds < start.seconds and effort.starts > 1:
-        again: Scored = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
-        return again if again.seconds < found.seconds else found
-    return found
+def quota_family(job: Job, home_E: IntArray, best: Scored, levels: FloatArray) -> Scored:
+    """Quota placements of growing threshold, each with fewer replicas, served with the same slack; or `best`."""
+    mean = job.rows_E.sum() / job.speed_R.sum()
+    for level in levels:
+        hosts_ER, _ = quota_hosts(
+            job.rows_E, home_E, job.speed_R, job.slots, job.rows_ER.size, mean * level, STEPS
+        )
+        trial: Scored = search.score(job, home_E, hosts_ER, search.QUOTA, level)
+        best = min(best, trial, key=lambda one: one.seconds)
+    return best

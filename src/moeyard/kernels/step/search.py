@@ -12,7 +12,7 @@ import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.place.assign import even_shares, share_sums, sums_to, to_nearest, to_own
-from moeyard.kernels.place.fill import by_rows, quota_hosts
+from moeyard.kernels.place.fill import by_rows
 from moeyard.kernels.place.hosts import Groups, Hosts, free_slots, hosts_of
 from moeyard.kernels.place.quota import quota_shares
 from moeyard.kernels.step.compose import TOTAL, Rates, compose, rows_into
@@ -204,7 +204,7 @@ def keep(scored):
     return Scored(scored.hosts_ER.copy(), scored.kind, scored.slack, scored.seconds, scored.rows_RR)
 
 
-@kernel(nogil=True)
+@kernel
 def cover_family(job, home_E, start, most):
     """Replicas of the k hottest experts in every datacenter, or node, or on every rank, for growing k; the best of all.
 
@@ -216,24 +216,6 @@ def cover_family(job, home_E, start, most):
         if size < len(job.speed_R):
             best, more = cover_size(job, home_E, start, best, size, most - tried)
             tried += more
-    return best
-
-
-@kernel(nogil=True)
-def quota_family(job, home_E, best, levels):
-    """Quota placements of growing threshold, each with fewer replicas, served with the same slack; or `best`."""
-    rows, speed = np.int64(0), 0.0
-    for e in range(len(home_E)):
-        rows += job.rows_E[e]
-    for r in range(len(job.speed_R)):
-        speed += job.speed_R[r]
-    most = len(home_E) * len(job.speed_R)
-    steps = np.int64(16)  # a literal would compile the callee once more, here and below
-    for level in levels:
-        hosts, _ = quota_hosts(job.rows_E, home_E, job.speed_R, job.slots, most, rows / speed * level, steps)
-        trial = score(job, home_E, hosts, np.int64(QUOTA), level)
-        if trial.seconds < best.seconds:
-            best = trial
     return best
 
 
@@ -297,7 +279,7 @@ def change(kind, e, job, home_E, load_R, hosts_ER):
     return cover(e, size, job, load_R.copy(), free, hosts_ER) > 0
 
 
-@kernel(nogil=True)
+@kernel
 def climb(job, home_E, start, budget):
     """Change one expert's hosts at a time, hottest first, keeping what helps, until nothing does or `budget` scores."""
     best = keep(start)
@@ -323,3 +305,14 @@ def climb(job, home_E, start, budget):
                 for r in range(len(load)):
                     trial[e, r] = best.hosts_ER[e, r]
     return best
+
+
+@kernel(nogil=True)
+def improved(job, home_E, start, ways, covers, moves, again):
+    """Families, local moves, then (again) the best way to serve what they found. One way in from Python for all three: each alone would
+    have the scoring below them compiled once more."""
+    found = climb(job, home_E, cover_family(job, home_E, start, covers), moves)
+    if not again or found.seconds >= start.seconds:
+        return found
+    better = best_way(job, home_E, found.hosts_ER, ways, found.seconds)
+    return better if better.seconds < found.seconds else found
