@@ -81,6 +81,11 @@ WAYS = search.Ways(
 )
 
 
+def one_way(kind: int, slack: float = 1.0) -> search.Ways:
+    """The table of a single way."""
+    return search.Ways(np.array([kind]), np.array([slack]))
+
+
 def assign(
     cluster: Cluster,
     demand: Demand | Routing,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_cost import jobs as costed
 from test_cost import slow_ports
 
-from moeyard.assign import SLACKS, WAYS, assign, groups_of, job_of
+from moeyard.assign import SLACKS, WAYS, assign, groups_of, job_of, one_way
 from moeyard.cluster import Cluster, Contention, Port
 from moeyard.cost import ports_of, rates_of, replica_pairs, step_cost
 from moeyard.demand import Demand
@@ -136,6 +136,10 @@ def test_a_layer_takes_no_less_when_its_exchange_or_slowest_rank_takes_longer(jo
                 assert low <= compose(slower, gather, more * rows, rates)[TOTAL] * (1 + 1e-12)
 
 
+def scored(setting, home_E, hosts_ER, kind, slack):
+    return search.best_way(setting, home_E, hosts_ER, one_way(kind, slack), np.inf)
+
+
 @given(job=jobs())
 @quick
 def test_the_best_way_to_serve_is_the_best_of_all(job):
@@ -147,9 +151,8 @@ def test_the_best_way_to_serve_is_the_best_of_all(job):
     for policy in POLICIES[:-1]:
         assert found.seconds <= cost(cluster, model, demand, placement, policy) * (1 + 1e-12)
     for slack in SLACKS:
-        other = search.score(
-            job_of(cluster, demand, model, 0), placement.home_E.copy(), placement.hosts_ER.copy(), 0, slack
-        )
+        setting = job_of(cluster, demand, model, 0)
+        other = scored(setting, placement.home_E.copy(), placement.hosts_ER.copy(), search.QUOTA, slack)
         assert found.seconds <= other.seconds
 
 
@@ -162,7 +165,7 @@ def test_no_way_to_serve_is_below_the_bound(job):
     even, near = (search.served(setting, plan, kind, 1.0) for kind in (search.QUOTA, search.NEAREST))
     bound = search.served_bound(setting, plan, even, near)
     for kind, slack in zip(*WAYS, strict=True):
-        assert bound <= search.score(setting, plan.home_E, plan.hosts_ER, kind, slack).seconds
+        assert bound <= scored(setting, plan.home_E, plan.hosts_ER, kind, slack).seconds
     for policy in POLICIES[:-1]:
         assert bound <= cost(cluster, model, demand, placement, policy)
 
@@ -203,16 +206,16 @@ def test_families_and_moves_improve_within_the_slots_and_say_the_truth(job, slot
     cluster, model, demand, placement = job
     setting, homes = job_of(cluster, demand, model, slots), placement.home_E.copy()
     alone = homes[:, None] == np.arange(cluster.num_ranks)
-    start = search.score(setting, homes, alone, search.QUOTA, 1.0)
+    start = scored(setting, homes, alone, search.QUOTA, 1.0)
     for found in (
         quota_family(setting, homes, start, effort_of(demand).levels),
-        search.improved(setting, homes, start, WAYS, 8, 0, False),
-        search.improved(setting, homes, start, WAYS, 0, 30, False),
-        search.improved(setting, homes, start, WAYS, 8, 30, True),
+        search.improved(setting, homes, start, 8, 0),
+        search.improved(setting, homes, start, 0, 30),
+        search.improved(setting, homes, start, 8, 30),
     ):
         assert found.seconds <= start.seconds
         assert free_slots(found.hosts_ER, homes, slots).min() >= 0
-        again = search.score(setting, homes, found.hosts_ER, found.kind, found.slack)
+        again = scored(setting, homes, found.hosts_ER, found.kind, found.slack)
         assert again.seconds == found.seconds
         assert (again.rows_RR == found.rows_RR).all()
     assert start.hosts_ER.sum() == len(homes)  # untouched

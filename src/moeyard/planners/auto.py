@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from moeyard.arrays import FloatArray, IntArray, writable
-from moeyard.assign import WAYS, job_of
+from moeyard.assign import WAYS, job_of, one_way
 from moeyard.cluster import Cluster
 from moeyard.demand import Demand
 from moeyard.kernels.place.fill import quota_hosts
@@ -124,10 +124,7 @@ def search_auto(
     )
     ranked = table.ranked()
     for entry in ranked[: effort.starts]:
-        better = search.improved(
-            job, entry.home_E, entry.scored, WAYS, effort.covers, effort.moves, effort.starts > 1
-        )
-        table.add(entry.name, entry.home_E, better, False)
+        table.add(entry.name, entry.home_E, _improved(job, entry, effort), False)
     considered = {entry.name: entry.seconds for entry in ranked}
     best = min(table.entries, key=lambda entry: entry.seconds)
     placement = Placement(best.home_E, best.scored.hosts_ER, f"auto ({best.name})")
@@ -161,7 +158,9 @@ class _Table:
         """Seconds of a placement served its best way; of any way if none is below the best candidate so far."""
         homes, hosts = writable(placement.home_E), writable(placement.hosts_ER)
         if placement.copies == 0:  # all ways are one
-            return self.add(name, homes, search.score(self.job, homes, hosts, search.NEAREST, 1.0), True)
+            return self.add(
+                name, homes, search.best_way(self.job, homes, hosts, one_way(search.NEAREST), np.inf), True
+            )
         found = search.best_way(self.job, homes, hosts, WAYS, self.least)
         return self.add(name, homes, found, found.seconds < self.least)
 
@@ -181,6 +180,15 @@ class _Table:
         return next(entry for entry in self.entries if entry.name == name)
 
 
+def _improved(job: Job, start: _Entry, effort: Effort) -> Scored:
+    """Families, local moves, then the best way to serve again."""
+    found: Scored = search.improved(job, start.home_E, start.scored, effort.covers, effort.moves)
+    if found.seconds < start.seconds and effort.starts > 1:
+        again: Scored = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
+        return again if again.seconds < found.seconds else found
+    return found
+
+
 def quota_family(job: Job, home_E: IntArray, best: Scored, levels: FloatArray) -> Scored:
     """Quota placements of growing threshold, each with fewer replicas, served with the same slack; or `best`."""
     mean = job.rows_E.sum() / job.speed_R.sum()
@@ -188,6 +196,6 @@ def quota_family(job: Job, home_E: IntArray, best: Scored, levels: FloatArray) -
         hosts_ER, _ = quota_hosts(
             job.rows_E, home_E, job.speed_R, job.slots, job.rows_ER.size, mean * level, STEPS
         )
-        trial: Scored = search.score(job, home_E, hosts_ER, search.QUOTA, level)
+        trial: Scored = search.best_way(job, home_E, hosts_ER, one_way(search.QUOTA, level), np.inf)
         best = min(best, trial, key=lambda one: one.seconds)
     return best

@@ -25,7 +25,7 @@ GAIN = 1 - 1e-6  # a move must save more than this leaves
 
 
 class Ways(NamedTuple):
-    """Ways to serve, in the order of preference among equals. The first is the quota split without slack."""
+    """Ways to serve, in the order of preference among equals. Of several the first is the quota split without slack."""
 
     kind_W: np.ndarray
     slack_W: np.ndarray
@@ -97,7 +97,7 @@ def seconds_of(job, plan, rows_RR):
     return compose(exchange, plan.gather, rows_into(rows_RR), job.rates)[TOTAL]
 
 
-@kernel(nogil=True)
+@kernel
 def score(job, home_E, hosts_ER, kind, slack):
     """A host table served one way."""
     plan = plan_of(job, home_E, hosts_ER)
@@ -119,10 +119,12 @@ def served_bound(job, plan, even_RR, near_RR):
 
 @kernel(nogil=True)
 def best_way(job, home_E, hosts_ER, ways, enough):
-    """The best way to serve a host table, ties to the earlier; where none can be below `enough`, any one.
+    """The best way to serve a host table, ties to the earlier; where none can be below `enough`, any one; of one way, that.
 
-    The quota split without slack and the nearest hosts come first: they bound all the others.
+    Of several the quota split without slack and the nearest hosts come first: they bound all the others.
     """
+    if len(ways.kind_W) == 1:
+        return score(job, home_E, hosts_ER, ways.kind_W[0], ways.slack_W[0])
     plan = plan_of(job, home_E, hosts_ER)
     even_RR = served(job, plan, ways.kind_W[0], ways.slack_W[0])
     best = Scored(hosts_ER, ways.kind_W[0], ways.slack_W[0], seconds_of(job, plan, even_RR), even_RR)
@@ -308,11 +310,6 @@ def climb(job, home_E, start, budget):
 
 
 @kernel(nogil=True)
-def improved(job, home_E, start, ways, covers, moves, again):
-    """Families, local moves, then (again) the best way to serve what they found. One way in from Python for all three: each alone would
-    have the scoring below them compiled once more."""
-    found = climb(job, home_E, cover_family(job, home_E, start, covers), moves)
-    if not again or found.seconds >= start.seconds:
-        return found
-    better = best_way(job, home_E, found.hosts_ER, ways, found.seconds)
-    return better if better.seconds < found.seconds else found
+def improved(job, home_E, start, covers, moves):
+    """Families, then local moves. One way in from Python: each alone would have the scoring below them compiled once more."""
+    return climb(job, home_E, cover_family(job, home_E, start, covers), moves)
