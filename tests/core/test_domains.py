@@ -84,15 +84,21 @@ def test_the_search_finds_the_best_equal_partition_of_200_small_clusters():
 
 
 @pytest.mark.long
-def test_so_it_does_when_every_exchange_is_planned_and_simulated():
-    rng = np.random.default_rng(11)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(11, 17))
+def test_so_it_does_when_every_exchange_is_planned_and_simulated(seed):
+    """Estimated, and simulated where it is close: nearly always the best of all simulated."""
+    rng = np.random.default_rng(seed)
+    above = []
     for _ in range(200):
         cluster, demand, spec = small_job(rng)
         scores = {
             sizes: step_seconds(cluster, spec, demand, placement)
             for sizes, placement in all_equal_partitions(cluster, demand.num_experts)
         }
-        assert scores[sizes_of(plan_domains(cluster, demand, model=spec))] == min(scores.values())
+        above.append(scores[sizes_of(plan_domains(cluster, demand, model=spec))] / min(scores.values()))
+    assert max(above) <= 1.02
+    assert sum(one > 1 for one in above) <= 2
 
 
 @pytest.mark.parametrize(
