@@ -54,7 +54,7 @@ def test_both_ways_give_the_same_loss_also_after_a_resume(root, tmp_path, call):
     assert [one["name"] for one in whole["modes"]] == ["plain", "moeyard"]
     assert [len(one["seconds"]) for one in whole["modes"]] == [3, 3]
     assert [(one["what"], one["pairs"]) for one in whole["attribution"]] == [
-        ("engine + schedule + replicas + chunks + overlap", 1)
+        ("engine + schedule + replicas + chunks + forecast + overlap", 1)
     ]
     assert whole["modes"][0]["predicted_s"] is None
     assert whole["modes"][1]["predicted_s"] > 0
