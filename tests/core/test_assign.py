@@ -47,7 +47,7 @@ def jobs(draw):
 
 @every_policy
 @given(job=jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_row_goes_once_to_a_host_of_its_expert(policy, job):
     cluster, demand, placement = job
     found = assign(cluster, demand, placement, policy)
@@ -76,7 +76,7 @@ def feasible(demand, placement, capacity_R):
 
 
 @given(job=jobs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_quota_reaches_the_least_possible_maximum(job):
     cluster, demand, placement = job
     found = assign(cluster, demand, placement, "quota")
@@ -89,7 +89,7 @@ def test_quota_reaches_the_least_possible_maximum(job):
 
 
 @given(job=jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_shares_go_to_near_sources_first(job):
     """No two runs of an expert could both end nearer, or one nearer and none farther, by swapping their hosts."""
     cluster, demand, placement = job
@@ -110,7 +110,7 @@ def test_shares_go_to_near_sources_first(job):
 
 
 @given(job=jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_sums_agree_with_runs(job):
     """The fast sums that planners use are the sums of the assignment."""
     cluster, demand, placement = job

@@ -178,7 +178,7 @@ def plans(draw):
     return c, plan(c, messages, [sorted(names) for names in after])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_equals_the_slow_simulator(job):
     cluster, schedule = job
@@ -189,7 +189,7 @@ def test_equals_the_slow_simulator(job):
     np.testing.assert_allclose(timeline.end_M, end, rtol=1e-8, atol=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.02]))
 def test_never_below_the_bound(job, tolerance):
     cluster, schedule = job
@@ -197,7 +197,7 @@ def test_never_below_the_bound(job, tolerance):
     assert simulate(cluster, schedule, tolerance=tolerance).makespan >= least * (1 - 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.05]))
 def test_every_byte_arrives_and_no_link_is_overrun_at_any_event(job, tolerance):
     cluster, schedule = job
@@ -237,7 +237,7 @@ def check_lawful(ops, links, contention, course, fair):
     np.testing.assert_allclose(moved, ops.size, rtol=1e-8, atol=1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_a_tolerance_stays_small(job):
     cluster, schedule = job
@@ -375,7 +375,7 @@ def test_no_scheduler_beats_the_bound_there_or_back(scheduler, cluster, load):
         assert (timeline.utilisation_L <= 1 + 1e-9).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(jobs(), st.sampled_from(sorted(my.SCHEDULERS)), st.booleans())
 def test_any_schedule_takes_what_the_slow_simulator_says_and_never_less_than_the_bound(job, scheduler, back):
     cluster, traffic = job

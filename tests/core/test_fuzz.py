@@ -48,11 +48,11 @@ def check(rows):
 
 
 def test_mutated_files_are_refused_or_valid(root):
-    check(fuzz(root, 120, *CORE))
+    check(fuzz(root, 80, *CORE))
 
 
 def test_pages_of_mutated_runs_are_refused_or_valid(root):
-    check(fuzz(root, 20, "pages"))
+    check(fuzz(root, 12, "pages"))
 
 
 @pytest.mark.runtime
@@ -61,7 +61,7 @@ def test_mutated_checkpoints_and_folders_are_refused_or_valid(root):
     here = [name for name, module in needed.items() if importlib.util.find_spec(module)]
     if not here:
         pytest.skip("no torch")
-    check(fuzz(root, 60, *here))
+    check(fuzz(root, 40, *here))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from moeyard.planners.auto import SINGLES, effort_of, quota_family, search_auto
 from moeyard.planners.domains import _Search, domain_placement, partitions, search_domains
 from moeyard.planners.static import static_homes
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 POLICIES = ["local_first", "even", "own", "quota", "home"]
 
 

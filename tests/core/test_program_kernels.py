@@ -136,7 +136,7 @@ def test_a_csr_turned_round_names_its_owners(lists):
 # ---- the start rule
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(jobs(), SCHEDULERS)
 def test_a_message_waits_for_exactly_the_messages_that_the_start_rule_names(job, name):
     cluster, traffic = job
@@ -187,7 +187,7 @@ def slow_program(schedule, rank):
     return relayed, dict(sorted(parts.items()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(jobs(), SCHEDULERS, st.booleans())
 def test_a_program_says_row_by_row_what_the_transfers_say(job, name, back):
     schedule = my.schedule(*job, name)
@@ -242,7 +242,7 @@ def slow_legal(schedule):
     return all((b, (a, b, i)) in got for a in ranks for b in ranks if a != b for i in range(rows[a, b]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(jobs(), SCHEDULERS, st.randoms(use_true_random=False))
 def test_verify_agrees_with_the_slow_rules_on_schedules_with_one_edge_lost(job, name, random):
     from moeyard.forms.listed import Listed
@@ -269,7 +269,7 @@ def test_verify_agrees_with_the_slow_rules_on_schedules_with_one_edge_lost(job, 
 
 
 @pytest.mark.parametrize("name", ["direct", "ecmp"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(job=jobs())
 def test_what_leaves_a_rank_is_what_arrives_and_every_block_goes_whole(job, name):
     cluster, traffic = job
@@ -331,7 +331,7 @@ def slow_chains(names, outs, most):
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(dags(), st.integers(0, 255), st.integers(1, 3))
 def test_stages_are_chained_as_the_slow_walk_chains_them(names, bits, most):
     outs = [bool(bits >> s & 1) for s in range(len(names))]

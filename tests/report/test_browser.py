@@ -80,8 +80,9 @@ def until(browser, script, seconds=20):
 
 @pytest.mark.parametrize(
     ("kind", "width", "dark"),
-    [(kind, *screen) for kind in KINDS for screen in ((390, True), (1366, False))]
-    + [("replay", 390, False), ("replay", 1366, True)],
+    [(kind, 390, True) for kind in KINDS]
+    + [("run", 1366, False), ("replay", 390, False), ("replay", 1366, True)]
+    + [pytest.param(kind, 1366, False, marks=pytest.mark.long) for kind in KINDS if kind != "run"],
 )
 def test_every_figure_is_drawn_on_every_screen(all_pages, browser, kind, width, dark):
     open_page(browser, all_pages[kind].as_uri(), width, dark)
@@ -128,7 +129,14 @@ var done = arguments[0], left = 8;
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "run",
+        "timeline",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in ("run", "timeline")),
+    ],
+)
 def test_what_the_mouse_points_at_is_said(all_pages, browser, kind):
     """A walk of the mouse across each figure: a text appears somewhere."""
     open_page(browser, all_pages[kind].as_uri(), 1366, dark=False)
