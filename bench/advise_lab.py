@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import moeyard as my
-from bench.asked import runs, trace
+from bench.asked import EVEN, runs, trace
 from bench.document import write_figures
-from bench.train_step import EVEN, LAB, RESULTS
+from bench.train_step import LAB, RESULTS
 from moeyard.advise import Advice, advise
 from moeyard.formats.traces import find_trace
 from moeyard.lab import LabSpec

@@ -1,4 +1,6 @@
-"""What a command of bench may be asked for: kinds of arguments that argparse refuses in one line, with status 2, before any work."""
+"""What a command of bench may be asked for: kinds of arguments that argparse refuses in one line, with status 2, before any work.
+
+moeyard is imported where it is needed: a command that puts defects into it must not have it yet."""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+EVEN = "even"  # a trace of as many rows for every expert
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -46,9 +50,31 @@ def trace(text: str) -> tuple[str, str, int]:
     source, _, experts = rest.rpartition(":")
     if not (name and source):
         raise ArgumentTypeError(f"must be NAME=PATH:EXPERTS, got {text!r}")
-    if source.endswith((".npy", ".npz")) and not Path(source).is_file():
-        raise ArgumentTypeError(f"{source}: no such file")
-    return name, source, at_least(1)(experts)
+    number = at_least(1)(experts)
+    if source != EVEN:
+        from moeyard.formats.traces import find_trace
+
+        _in_one_line(lambda: find_trace(source))
+    return name, source, number
+
+
+def lab(text: str) -> str:
+    """A lab's name or file, which can be read."""
+    from moeyard.lab import LabSpec
+
+    _in_one_line(lambda: LabSpec.load(text))
+    return text
+
+
+def _in_one_line(read: Callable[[], object]) -> None:
+    from moeyard.errors import MoeyardError
+
+    try:
+        read()
+    except MoeyardError as error:
+        raise ArgumentTypeError(str(error)) from None
+    except OSError as error:
+        raise ArgumentTypeError(f"{error.filename}: {error.strerror}") from None
 
 
 def runs(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.asked import at_least, file_to_write, runs, trace
+from bench.asked import EVEN, at_least, file_to_write, lab, runs, trace
 from bench.document import ROOT, write_figures
 from moeyard.cli.train import in_lab
 from moeyard.errors import MoeyardError
@@ -33,7 +33,6 @@ from moeyard.train.modes import modes_of
 from moeyard.train.options import Options
 
 LAB = "lab-4x4"
-EVEN = "even"
 RESULTS = ROOT / "bench" / "results" / "train_step.json"
 TRACES = {
     "mixtral-8": ("mixtral-8", 16),
@@ -129,6 +128,7 @@ def main() -> None:
     parser.add_argument("--trace", type=trace, action="append", default=[], metavar="NAME=PATH:EXPERTS")
     parser.add_argument(
         "--lab",
+        type=lab,
         default=LAB,
         help="a lab's name or file; bench/lab-4x4-half.toml or -quarter.toml where two cores are too slow for all of lab-4x4",
     )
@@ -144,7 +144,10 @@ def main() -> None:
     if not (options.measure or results):
         parser.error(f"{options.save}: no runs to write; leave --no-measure out")
     for name, (source, experts) in traces.items() if options.measure else ():
-        results[name] = measure(name, source, experts, modes, options.steps, options.lab)
+        try:
+            results[name] = measure(name, source, experts, modes, options.steps, options.lab)
+        except MoeyardError as error:  # experts that no multiple of the trace's are, for one
+            parser.error(str(error))
         print(table(results[name]), flush=True)
         options.save.write_text(json.dumps(results, indent=1))
     if options.write:

@@ -83,22 +83,30 @@ def test_the_search_finds_the_best_equal_partition_of_200_small_clusters():
     assert len(chosen) > 5  # not always the same answer
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(11, 17))
-def test_so_it_does_when_every_exchange_is_planned_and_simulated(seed):
-    """Estimated, and simulated where it is close: nearly always the best of all simulated."""
+def above_the_best(seed):
+    """[cluster] the simulated step of `domains`' choice over that of the best partition, of 200 small clusters."""
     rng = np.random.default_rng(seed)
-    above = []
     for _ in range(200):
         cluster, demand, spec = small_job(rng)
         scores = {
             sizes: step_seconds(cluster, spec, demand, placement)
             for sizes, placement in all_equal_partitions(cluster, demand.num_experts)
         }
-        above.append(scores[sizes_of(plan_domains(cluster, demand, model=spec))] / min(scores.values()))
-    assert max(above) <= 1.02
-    assert sum(one > 1 for one in above) <= 2
+        yield scores[sizes_of(plan_domains(cluster, demand, model=spec))] / min(scores.values())
+
+
+@pytest.mark.long
+def test_so_it_does_when_every_exchange_is_planned_and_simulated():
+    assert set(above_the_best(11)) == {1.0}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_estimate_that_is_not_close_seldom_misses_the_best():
+    """Only what is close by estimate is simulated. What ARCHITECTURE.md says of 1,200 clusters: these and the 200 above."""
+    above = [one for seed in range(12, 17) for one in above_the_best(seed)]
+    assert sum(one > 1.0 for one in above) <= 3
+    assert max(above) <= 1.012
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_equals_the_slow_simulator(job):
     np.testing.assert_allclose(timeline.end_M, end, rtol=1e-8, atol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.02]))
 def test_never_below_the_bound(job, tolerance):
     cluster, schedule = job
@@ -197,7 +197,7 @@ def test_never_below_the_bound(job, tolerance):
     assert simulate(cluster, schedule, tolerance=tolerance).makespan >= least * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.sampled_from([0.0, 0.05]))
 def test_every_byte_arrives_and_no_link_is_overrun_at_any_event(job, tolerance):
     cluster, schedule = job

@@ -209,9 +209,9 @@ def test_families_and_moves_improve_within_the_slots_and_say_the_truth(job, slot
     start = scored(setting, homes, alone, search.QUOTA, 1.0)
     for found in (
         quota_family(setting, homes, start, effort_of(demand).levels),
-        search.improved(setting, homes, start, 8, 0),
-        search.improved(setting, homes, start, 0, 30),
-        search.improved(setting, homes, start, 8, 30),
+        search.explored(setting, homes, start, 8, 0),
+        search.explored(setting, homes, start, 0, 30),
+        search.explored(setting, homes, start, 8, 30),
     ):
         assert found.seconds <= start.seconds
         assert free_slots(found.hosts_ER, homes, slots).min() >= 0

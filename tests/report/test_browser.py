@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(DRIVER is None, reason="no chromedriver on this machine; Debian's package is `chromium-driver`"),
 ]  # fmt: skip
 KINDS = ["run", "replay", "timeline", "bench", "comparison", "advice", "paper"]
+LATER = [pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in ("run", "timeline")]
 PAPER = {True: "rgb(18, 24, 31)", False: "rgb(245, 247, 250)"}
 TEXT = {True: "rgb(230, 235, 240)", False: "rgb(28, 39, 51)"}
 
@@ -129,14 +130,7 @@ var done = arguments[0], left = 8;
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "run",
-        "timeline",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in ("run", "timeline")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["run", "timeline", *LATER])
 def test_what_the_mouse_points_at_is_said(all_pages, browser, kind):
     """A walk of the mouse across each figure: a text appears somewhere."""
     open_page(browser, all_pages[kind].as_uri(), 1366, dark=False)

@@ -47,7 +47,7 @@ SINGLES: dict[str, Single] = {
 }
 
 
-STEPS = 16  # halvings of the range of a threshold
+HALVINGS = 16  # of a threshold's range: `quota` alone makes more, here there are several to try
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class _Table:
 
 def _improved(job: Job, start: _Entry, effort: Effort) -> Scored:
     """Families, local moves, then the best way to serve again."""
-    found: Scored = search.improved(job, start.home_E, start.scored, effort.covers, effort.moves)
+    found: Scored = search.explored(job, start.home_E, start.scored, effort.covers, effort.moves)
     if found.seconds < start.seconds and effort.starts > 1:
         again: Scored = search.best_way(job, start.home_E, found.hosts_ER, WAYS, found.seconds)
         return again if again.seconds < found.seconds else found
@@ -194,7 +194,7 @@ def quota_family(job: Job, home_E: IntArray, best: Scored, levels: FloatArray) -
     mean = job.rows_E.sum() / job.speed_R.sum()
     for level in levels:
         hosts_ER, _ = quota_hosts(
-            job.rows_E, home_E, job.speed_R, job.slots, job.rows_ER.size, mean * level, STEPS
+            job.rows_E, home_E, job.speed_R, job.slots, job.rows_ER.size, mean * level, HALVINGS
         )
         trial: Scored = search.best_way(job, home_E, hosts_ER, one_way(search.QUOTA, level), np.inf)
         best = min(best, trial, key=lambda one: one.seconds)

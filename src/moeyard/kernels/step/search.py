@@ -310,6 +310,6 @@ def climb(job, home_E, start, budget):
 
 
 @kernel(nogil=True)
-def improved(job, home_E, start, covers, moves):
+def explored(job, home_E, start, covers, moves):
     """Families, then local moves. One way in from Python: each alone would have the scoring below them compiled once more."""
     return climb(job, home_E, cover_family(job, home_E, start, covers), moves)
