@@ -130,7 +130,7 @@ def main() -> None:
         "--lab",
         type=lab,
         default=LAB,
-        help="a lab's name or file; bench/lab-4x4-half.toml or -quarter.toml where two cores are too slow for all of lab-4x4",
+        help="a lab's name or file; bench/lab-4x4-half.toml where two cores are too slow for all of lab-4x4",
     )
     parser.add_argument("--save", type=file_to_write, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="the figures of the file into docs/train.md")

@@ -28,6 +28,7 @@ class LabRank(Rank):
         self.order, self.dead, self.errors = order, None, []
         self.seconds = 0.0
         self.fault_at = math.inf
+        self.striking = threading.Thread(target=self.strike, daemon=True)
 
     def connect(self) -> None:
         """The lab has told us where to meet."""
@@ -56,7 +57,9 @@ class LabRank(Rank):
         while self.now < self.job.steps:
             if self.now == 2 and self.rank == 0 and math.isinf(self.fault_at):
                 self.fault_at = 0.0
-                threading.Thread(target=self.strike, daemon=True).start()
+                self.striking.start()
+            if self.now == self.job.steps - 1 and self.rank == 0:
+                self.striking.join()  # a machine may be through with all steps before it
             try:
                 self.step()
             except yr.RailLost as error:
