@@ -58,8 +58,8 @@ ONCE_REAL = [  # the first version had these
     Mutant(
         "nics are hidden behind a wide wan as behind a narrow one",
         "estimate.py",
-        "(narrow and inside <= HIDDEN * between)",
-        "narrow is not None",
+        "(is_narrow(cluster) and inside <= HIDDEN * between)",
+        "is_narrow(cluster) is not None",
         "tests/core/test_wide_wan.py::test_gateways_share_their_nics_with_what_stays_inside",
     ),
     Mutant(

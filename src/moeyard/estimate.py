@@ -187,16 +187,18 @@ def estimate_beside(form: Beside, cluster: Cluster) -> float:
     )
 
 
+def is_narrow(cluster: Cluster) -> bool:
+    """Whether a wan leaves nics idle most of the time."""
+    nic = cluster.scale_out.bandwidth * float(cluster.rails[cluster.rails > 0.0].min())
+    return cluster.wan is not None and cluster.wan.bandwidth <= NARROW * min(nic, cluster.scale_up.bandwidth)
+
+
 def beside_seconds(
     form: Beside, cluster: Cluster, between: float, inside: float, limit: float = math.inf
 ) -> float:
     """Of rows that take so long `between` datacenters and `inside` them, each alone: the longer of the two behind a narrow wan, which leaves
     nics idle most of the time, and where it is plain that they will not stay below `limit`; else they are followed together."""
-    wan = cluster.wan
-    assert wan is not None
-    nic = cluster.scale_out.bandwidth * float(cluster.rails[cluster.rails > 0.0].min())
-    narrow = wan.bandwidth <= NARROW * min(nic, cluster.scale_up.bandwidth)
-    if max(between, inside) >= limit or (narrow and inside <= HIDDEN * between):
+    if max(between, inside) >= limit or (is_narrow(cluster) and inside <= HIDDEN * between):
         return max(between, inside)
     relays, lanes, row_bytes = form.relays, form.lanes, form.relays.traffic.row_bytes
     if len(relays.messages) + _count(lanes) <= FOLLOWED:
@@ -283,10 +285,10 @@ def _message_by_message(
     with np.errstate(divide="ignore"):
         solo = size / links.capacity_L[port_MH[:, :2]].min(axis=1)
     ptr = np.searchsorted(stage, np.arange(len(stages) + 1))
-    at = np.stack((np.full(len(stage), -1), src, dst, port_MH[:, 0], port_MH[:, 1]))
+    leaves, enters = np.array(port_MH[:, :2].T, order="C")
     wire = Wire(
-        ptr, at, solo, latency, np.empty(len(stage)), len(links), stages.scale_out.copy(), np.zeros(len(stages), bool),
-        *_NO_LANES,
+        ptr, False, np.empty(0, np.int64), src.copy(), dst.copy(), leaves, enters, solo, latency, np.empty(len(stage)), len(links),
+        stages.scale_out.copy(), np.zeros(len(stages), bool), *_NO_LANES,
     )  # fmt: skip
     return float(listed_seconds(stages.after_ptr, stages.after, wire, cluster.num_ranks, law))
 

@@ -175,6 +175,8 @@ def _candidates(pairs: Pairs, best: Best, enough: float) -> Iterator[Candidate]:
 
 def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     least = pairs.looks[1].at_once
+    if least >= WORTH * best.seconds:
+        return
     if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
         least += AT_ONCE * pairs.busiest * pairs.ratios.exposed

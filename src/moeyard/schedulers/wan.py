@@ -10,9 +10,9 @@ import numpy as np
 
 from moeyard.arrays import BoolArray, IntArray, frozen
 from moeyard.cluster import Cluster
-from moeyard.estimate import HIDDEN, beside_seconds, estimate_relays
+from moeyard.estimate import HIDDEN, beside_seconds, estimate_relays, is_narrow
 from moeyard.forms.beside import Beside
-from moeyard.forms.lanes import Lanes, Pairs
+from moeyard.forms.lanes import Lanes, Pairs, chained_lanes
 from moeyard.forms.relays import Relays
 from moeyard.kernels.orders.matchings import heavy_matchings, in_list_order, list_makespan, shifts
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
@@ -49,8 +49,13 @@ def wan_form(pairs: Pairs, limit: float = math.inf) -> tuple[Beside | Lanes, flo
             if seconds < best:
                 best, chosen = seconds, relays
     inside = pairs_inside(pairs)
-    if chosen is not None and inside.looks[1].at_once < HIDDEN * best:  # any order will do
-        form, within = Beside(chosen, next(shunt_orders(inside))[2]()), inside.looks[1].at_once
+    looks = inside.looks[1]
+    hidden = chosen is not None and looks.in_shifts < HIDDEN * best and is_narrow(pairs.cluster)
+    if chosen is not None and hidden:  # any order will do
+        wire = in_list_order(shifts(len(inside.rows_NN)), inside.rows_NN, 0)
+        form, within = Beside(chosen, chained_lanes(inside, wire)), looks.in_shifts
+    elif chosen is not None and looks.at_once < HIDDEN * best:  # any good one
+        form, within = Beside(chosen, next(shunt_orders(inside))[2]()), looks.at_once
     else:
         inner, _, found = cheapest(shunt_orders(inside))
         within = min(found.values())

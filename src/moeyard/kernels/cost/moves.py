@@ -16,9 +16,10 @@ from moeyard.kernels.cost.times import place_of
 class Port(NamedTuple):
     """Scratch: the messages of an entry on the scale-up ports of its node."""
 
-    through: np.ndarray  # [direction, rank]: when a port is through with all of them; 0: it has none
+    through: np.ndarray  # [direction, rank]: when a port is through with all of them; 0: it has one or none
+    messages: np.ndarray  # [direction, rank]: how many it has
     late_G: np.ndarray  # the ranks, who is free last first
-    some: np.ndarray  # giver * per + taker of those with rows; one place more than there can be
+    some: np.ndarray  # [giver or taker, message] of those with rows; one place more than there can be
 
 
 class Local(NamedTuple):
@@ -36,7 +37,8 @@ class Local(NamedTuple):
 @kernel
 def new_local(local_rows, nodes, per):
     """local_rows: see `local_loads`."""
-    port = Port(np.zeros((2, per)), np.zeros(per, np.int64), np.zeros(per * per + 1, np.int64))
+    count, some = np.zeros((2, per), np.int64), np.zeros((2, per * per + 1), np.int64)
+    port = Port(np.zeros((2, per)), count, np.zeros(per, np.int64), some)
     message, busy = local_rows
     return Local(
         message, busy, np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, 2 * per)), np.zeros(per), port
@@ -53,36 +55,37 @@ def at_rest(local):
 
 
 @inner
-def _ahead(others, m, rows, per):
-    """What the port that message m of `rows` leaves by sends of `others` before it is through, and what the one that it enters by takes in: of
-    each as much as m has itself."""
-    out, into, first, enters = 0.0, 0.0, m - m % per, m % per
+def _on_port(others, first, step, per, share, rows):
+    """What a port moves of a share of `others` before a message of so many rows is through: of each as much as it has itself."""
+    moved = 0.0
     for o in range(per):
-        out += min(others[first + o], rows)
-        into += min(others[o * per + enters], rows)
-    return out, into
+        moved += min(share * others[first + o * step], rows)
+    return moved
 
 
 @inner
-def _ahead_of_rest(others, share, m, rows, per):
-    """`_ahead` of a share of others."""
-    out, into, first, enters = 0.0, 0.0, m - m % per, m % per
-    for o in range(per):
-        out += min(share * others[first + o], rows)
-        into += min(share * others[o * per + enters], rows)
-    return out, into
-
-
-@inner
-def _through(mine, n, free, prices, port):
-    """When each port is through with the n messages of an entry: it is never idle while it has work, so all that start no earlier than
-    some message are through in time."""
-    late, per, through = port.late_G, len(free), port.through
+def _list(mine, port):
+    """List the messages of an entry, and count them on each port; how many there are, and the most on one port."""
+    some, count, per, n, most = port.some, port.messages, len(port.late_G), 0, 0
     for r in range(per):
-        through[0, r], through[1, r] = 0.0, 0.0
+        count[0, r], count[1, r] = 0, 0
+    for i in range(per):
+        for c in range(per):
+            some[0, n], some[1, n] = i, c
+            n += mine[i * per + c] > 0.0  # no branch: rows are not to be guessed
     for x in range(n):
-        m = port.some[x]
-        through[0, m // per], through[1, m % per] = 1.0, 1.0
+        count[0, some[0, x]] += 1
+        count[1, some[1, x]] += 1
+    for r in range(per):
+        most = max(most, max(count[0, r], count[1, r]))
+    return n, most
+
+
+@inner
+def _through(mine, free, prices, port):
+    """When each port that several messages of an entry share is through with them: it is never idle while it has work, so all that start no
+    earlier than some message are through in time."""
+    late, per, through = port.late_G, len(free), port.through
     for i in range(per):
         j = i
         while j > 0 and free[late[j - 1]] < free[i]:
@@ -92,12 +95,12 @@ def _through(mine, n, free, prices, port):
     for d in range(2):
         for r in range(per):
             work, last = 0.0, 0.0
-            for i in range(per if through[d, r] > 0.0 else 0):
+            for i in range(per if port.messages[d, r] > 1 else 0):
                 o = late[i]
                 rows = mine[r * per + o] if d == 0 else mine[o * per + r]
                 work += rows
                 now = max(free[r], free[o]) + prices.lat_up + work * prices.row_up
-                last = max(last, now if rows > 0.0 else 0.0)  # no branch: rows are not to be guessed
+                last = max(last, now if rows > 0.0 else 0.0)
             through[d, r] = last
 
 
@@ -108,25 +111,28 @@ def _by_message(clock, mine, u, local, rest, prices):
     A message starts when both its ends are free, and ends when its slower port is through with it: of those on a port, a
     smaller one leaves early. `rest` of what stays inside the node shares the ports.
     """
-    finish, port = local.finish_G, local.port
-    through, some, per = port.through, port.some, len(finish)
-    free, others, n = clock.free[u * per : (u + 1) * per], local.message_N[u], 0
-    for m in range(per * per):
-        some[n] = m
-        n += mine[m] > 0.0
-    if rest == 0.0:
-        _through(mine, n, free, prices, port)
+    finish, port, per = local.finish_G, local.port, len(local.finish_G)
+    free, others, through, count = (
+        clock.free[u * per : (u + 1) * per],
+        local.message_N[u],
+        port.through,
+        port.messages,
+    )
+    n, most = _list(mine, port)
+    if rest == 0.0 and most > 1:
+        _through(mine, free, prices, port)
     for r in range(per):
         finish[r] = 0.0
     for x in range(n):
-        m = some[x]
-        i, c = m // per, m % per
-        out, into = _ahead(mine, m, mine[m], per)
+        i, c = port.some[0, x], port.some[1, x]
+        rows = mine[i * per + c]
+        out = rows if count[0, i] == 1 else _on_port(mine, i * per, 1, per, 1.0, rows)
+        into = rows if count[1, c] == 1 else _on_port(mine, c, per, per, 1.0, rows)
         if rest > 0.0:
-            more_out, more_in = _ahead_of_rest(others, rest, m, mine[m], per)
-            out, into = out + more_out, into + more_in
+            out += _on_port(others, i * per, 1, per, rest, rows)
+            into += _on_port(others, c, per, per, rest, rows)
         now = max(free[i], free[c]) + prices.lat_up + max(out, into) * prices.row_up
-        if rest == 0.0:
+        if rest == 0.0 and (count[0, i] > 1 or count[1, c] > 1):
             now = min(now, max(through[0, i], through[1, c]))
         finish[i], finish[c] = max(finish[i], now), max(finish[c], now)
 

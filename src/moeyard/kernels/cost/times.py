@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
-from moeyard.kernels.cost.wire import DST, SRC
 
 
 class Clock(NamedTuple):
@@ -37,7 +36,7 @@ def new_clock(wire, owner_S, local_stage, places, width):
         lo, hi = wire.ptr_S[s], wire.ptr_S[s + 1]
         several, e = s == local_stage or owner_S[s] == -1, lo + 1
         while e < hi and not several:
-            several = wire.at[SRC, e] != wire.at[SRC, lo] or wire.at[DST, e] != wire.at[DST, lo]
+            several = wire.src_E[e] != wire.src_E[lo] or wire.dst_E[e] != wire.dst_E[lo]
             e += 1
         if several:
             row[s] = rows
@@ -45,7 +44,7 @@ def new_clock(wire, owner_S, local_stage, places, width):
         elif owner_S[s] >= 0:
             left[s] = owner_S[s]
         elif lo < hi:
-            left[s], right[s] = wire.at[SRC, lo], wire.at[DST, lo]
+            left[s], right[s] = wire.src_E[lo], wire.dst_E[lo]
     every = places * width
     done = np.zeros(rows * every + 2 * stages * width)
     return Clock(width, places, rows * every, row, left, right, done, np.zeros(every), np.zeros(1))

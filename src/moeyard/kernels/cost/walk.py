@@ -15,11 +15,19 @@ from moeyard.kernels.cost.inside import inside_rows
 from moeyard.kernels.cost.moves import at_rest, move_inside, new_local
 from moeyard.kernels.cost.share import Shared, share_all_from
 from moeyard.kernels.cost.times import new_clock, place_of, release
-from moeyard.kernels.cost.wire import DST, ENTERS, LANE, LEAVES, SRC, few_rows, lane_wire, stage_seconds
+from moeyard.kernels.cost.wire import few_rows, lane_wire, stage_seconds
 
 MANY = 8192  # messages above which their own starts are left out where `fine` is not asked for
 AT_LEAST = 0.9  # times a walk as if messages of a stage started together: what it takes from their own starts, at least
 APART = 0.02  # starts that differ by more than this of the longest message are followed one by one
+
+
+@inner
+def _lanes(wire, e):
+    """The lanes that entry e stands for, from and to."""
+    if wire.apart:
+        return wire.lane_E[e], wire.lane_E[e] + 1
+    return 0, len(wire.carrier_M)
 
 
 @inner
@@ -29,12 +37,12 @@ def _starts(clock, wire, shared, s):
     early, late, longest = np.inf, 0.0, 0.0
     w = clock.width
     for e in range(wire.ptr_S[s], wire.ptr_S[s + 1]):
-        u, v, l = wire.at[SRC, e], wire.at[DST, e], wire.at[LANE, e]
+        u, v = wire.src_E[e], wire.dst_E[e]
         if w == 1:
             begin = max(free[u], free[v])
         else:
             begin, lanes = 0.0, 0
-            for lane in range(max(0, l), l + 1 if l >= 0 else len(wire.carrier_M)):
+            for lane in range(*_lanes(wire, e)):
                 to = wire.to_NNM[u, v, lane]
                 if to >= 0:
                     begin += max(free[u * w + wire.carrier_M[lane]], free[v * w + wire.carrier_M[to]])
@@ -49,14 +57,14 @@ def _starts(clock, wire, shared, s):
 def _arrive(clock, wire, s, e, seconds):
     """Message e takes so long: its ends have done the stage no earlier."""
     free, done, last = clock.free, clock.done, clock.last
-    u, v, l, w = wire.at[SRC, e], wire.at[DST, e], wire.at[LANE, e], clock.width
+    u, v, w = wire.src_E[e], wire.dst_E[e], clock.width
     x, y = place_of(clock, s, 0, u), place_of(clock, s, 1, v)
     if w == 1:
         now = max(free[u], free[v]) + seconds
         done[x], done[y] = max(done[x], now), max(done[y], now)
         last[0] = max(last[0], now)
         return
-    for lane in range(max(0, l), l + 1 if l >= 0 else len(wire.carrier_M)):
+    for lane in range(*_lanes(wire, e)):
         to = wire.to_NNM[u, v, lane]
         if to >= 0:
             a, b = wire.carrier_M[lane], wire.carrier_M[to]
@@ -74,8 +82,8 @@ def cross(clock, wire, shared, law, s, look, each):
     apart = differ and each
     if apart:
         cost = law if wire.contended_S[s] else (0.0, law[1], law[2])
-        share_all_from(lo, hi, wire.at[LEAVES], wire.ports, shared, cost)
-        share_all_from(lo, hi, wire.at[ENTERS], wire.ports, shared, cost)
+        share_all_from(lo, hi, wire.leaves_E, wire.ports, shared, cost)
+        share_all_from(lo, hi, wire.enters_E, wire.ports, shared, cost)
     for e in range(lo, hi):
         seconds = shared.through_E[e] - shared.start_E[e] if apart else wire.seconds_E[e]
         _arrive(clock, wire, s, e, seconds)
@@ -83,8 +91,9 @@ def cross(clock, wire, shared, law, s, look, each):
 
 
 @kernel
-def new_shared(wire):
-    n = len(wire.solo_E)
+def new_shared(wire, used):
+    """Room for messages that start apart, if they are looked at."""
+    n = len(wire.solo_E) if used else 0
     return Shared(np.zeros(n), wire.latency_E, wire.solo_E, np.zeros(n))
 
 
@@ -124,8 +133,8 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine, limit):
     wire = lane_wire(order, pairs, loads.slow_NN, prices, few, fine)
     clock = new_clock(wire, inside.owner_S, order.local_stage, nodes, per if wide or few else 1)
     local = new_local(local_rows, nodes, per)
-    shared = new_shared(wire)
     each = fine or wire.ptr_S[-1] <= MANY  # messages that start apart are followed one by one
+    shared = new_shared(wire, each)
     first = each and limit == np.inf
     differ = _walk(order, clock, wire, shared, inside, local, prices, each, first)
     if differ and not first and AT_LEAST * clock.last[0] < limit:
@@ -139,7 +148,7 @@ def listed_seconds(after_ptr, after, wire, ranks, law):
     """Seconds until the last message of `wire` has arrived."""
     stage_seconds(wire, law, True)
     clock = new_clock(wire, np.full(len(wire.ptr_S) - 1, -2, np.int64), -1, ranks, 1)
-    shared = new_shared(wire)
+    shared = new_shared(wire, True)
     for s in range(len(after_ptr) - 1):
         if wire.ptr_S[s] < wire.ptr_S[s + 1]:
             release(clock, after_ptr, after, s)

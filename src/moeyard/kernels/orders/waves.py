@@ -14,20 +14,24 @@ from moeyard.kernels.compile import kernel
 def waves(rows_NN, least_NN, cuts):
     """Wire messages of pairs that all go at once, in waves that end at `cuts`, in 64ths of the rows. Pairs of fewer than
     `least` rows go whole, in the first."""
-    nodes = len(rows_NN)
-    wire = np.empty((5, len(cuts) * nodes * nodes), np.int64)
-    n = 0
+    nodes, room = len(rows_NN), 0
+    for k in range(nodes):
+        for f in range(nodes):
+            if rows_NN[k, f] > 0:
+                room += 1 if rows_NN[k, f] < least_NN[k, f] else len(cuts)
+    wire, n = np.empty((5, room), np.int64), 0
     for w in range(len(cuts)):
+        before = cuts[w - 1] if w > 0 else 0
         for k in range(nodes):
             for f in range(nodes):
                 rows = rows_NN[k, f]
-                first, last = rows * cuts[w - 1] // 64 if w > 0 else 0, rows * cuts[w] // 64
+                first, last = rows * before // 64, rows * cuts[w] // 64
                 if rows < least_NN[k, f]:
-                    first, last = (0, rows) if w == 0 else (0, 0)
+                    first, last = 0, rows if w == 0 else 0
                 if first < last:
                     wire[0, n], wire[1, n], wire[2, n], wire[3, n], wire[4, n] = w, k, f, first, last
                     n += 1
-    return wire[:, :n].copy()
+    return wire if n == room else wire[:, :n].copy()
 
 
 @kernel

@@ -132,13 +132,16 @@ def _emit_run(out, n, plan, p, x, sides, across):
 def _part(out, me, plan, receive):
     """Write the transfers that leave rank `me`, or with `receive` reach it; how many there are (more than fit: call again)."""
     ranks = len(plan.rows_RR) // plan.size_RD.shape[1]
-    here, n = me // ranks, 0
+    here, n, last = me // ranks, 0, (me, me)
+    sides = _side(plan, me, False, me, receive), _side(plan, me, True, me, receive)
     for p in range(plan.pieces.shape[1]):
         c = plan.pieces[0, p]
         if here != plan.chains[0, c] and here != plan.chains[1, c]:
             continue
         a, b = gates_of(plan, p)
-        sides = _side(plan, a, False, me, receive), _side(plan, b, True, me, receive)
+        if last != (a, b):  # pieces of a chain have the same
+            last = a, b
+            sides = _side(plan, a, False, me, receive), _side(plan, b, True, me, receive)
         across = 1 << ACROSS if me == (b if receive else a) else 0
         for second in range(2):
             x = _run(plan, p, second == 1)

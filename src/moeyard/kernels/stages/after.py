@@ -57,29 +57,39 @@ def _wire_ptr(wire):
 def _feeds(wire, wire_ptr, groups, levels):
     """CSR of the messages that each spread waits for, by group * levels + batch. A common stage's messages share their batch: one of
     each will do."""
-    late = wire.late
-    count = wire.messages.shape[1]
-    key = np.full(count, NONE, np.int64)
+    late, count = wire.late, wire.messages.shape[1]
     if wire.per_node:
+        key = np.empty(count, np.int64)
         for m in range(count):
             key[m] = wire.messages[2, m] * levels + late[m]
-    else:
-        for w in range(wire.stages):
-            if wire_ptr[w] < wire_ptr[w + 1]:
-                key[wire_ptr[w]] = late[wire_ptr[w]]
-    return grouped(key, 0, count, groups * levels)
+        return grouped(key, 0, count, groups * levels)
+    key = np.full(wire.stages, NONE, np.int64)
+    for w in range(wire.stages):
+        if wire_ptr[w] < wire_ptr[w + 1]:
+            key[w] = late[wire_ptr[w]]
+    ptr, feed = grouped(key, 0, wire.stages, groups * levels)
+    for e in range(len(feed)):
+        feed[e] = wire_ptr[feed[e]]
+    return ptr, feed
 
 
 @inner
 def _named_by_wire(named, wire, wire_ptr, numbers, last, w):
     """The stages that wire stage w names, into `named`, in any order; how many."""
     w_src, w_dst, early, per_node = wire.messages[1], wire.messages[2], wire.early, wire.per_node
-    c = 0
+    c, out, into, balance = 0, NONE, NONE, NONE  # as named before: most messages of a stage name the same
     for m in range(wire_ptr[w], wire_ptr[w + 1]):
         k, f = w_src[m], w_dst[m]
-        named[c], named[c + 1] = last.out[k], last.into[f]
-        named[c + 2] = numbers.balance[group(k, per_node), early[m]]
-        c += 3
+        if last.out[k] != out:
+            named[c] = out = last.out[k]
+            c += 1
+        if last.into[f] != into:
+            named[c] = into = last.into[f]
+            c += 1
+        fed = numbers.balance[group(k, per_node), early[m]]
+        if fed != balance:
+            named[c] = balance = fed
+            c += 1
     for m in range(wire_ptr[w], wire_ptr[w + 1]):
         last.out[w_src[m]] = numbers.wire[w]
         last.into[w_dst[m]] = numbers.wire[w]

@@ -9,12 +9,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeyard.kernels.common.csr import grouped
+from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.orders.matchings import in_stages
 from moeyard.kernels.stages.after import waits
 from moeyard.kernels.stages.levels import levels_by_node, levels_by_stage
 from moeyard.kernels.stages.number import Wire, group, numbered
+
+
+@kernel
+def _by_pair(wire, numbers):
+    """The messages sorted by pair, each pair's in issue order: pointers, and [5, message]."""
+    w_stage, w_src, w_dst, w_lo, w_hi = wire.messages
+    count, nodes, early, late = len(w_stage), wire.nodes, wire.early, wire.late
+    ptr, messages = np.zeros(nodes * nodes + 1, np.int64), np.empty((5, count), np.int64)
+    for m in range(count):
+        ptr[w_src[m] * nodes + w_dst[m] + 1] += 1
+    pointers(ptr)
+    at = ptr.copy()
+    for m in range(count):
+        k, f = w_src[m], w_dst[m]
+        i = at[k * nodes + f]
+        at[k * nodes + f] += 1
+        messages[0, i], messages[1, i], messages[2, i] = numbers.wire[w_stage[m]], w_lo[m], w_hi[m]
+        messages[3, i] = numbers.balance[group(k, wire.per_node), early[m]]
+        messages[4, i] = numbers.spread[group(f, wire.per_node), late[m]]
+    return ptr, messages
 
 
 @kernel
@@ -28,18 +48,7 @@ def assemble(wire):
         levels = max(levels, early[m] + 1, late[m] + 1)
     numbers = numbered(wire, groups, levels)
     scale_out, ptr, after = waits(wire, numbers, groups, levels)
-    count, nodes = wire.messages.shape[1], wire.nodes
-    pair = np.empty(count, np.int64)
-    for m in range(count):
-        pair[m] = wire.messages[1, m] * nodes + wire.messages[2, m]
-    pair_ptr, order = grouped(pair, 0, count, nodes * nodes)
-    messages = np.empty((5, count), np.int64)
-    for i in range(count):
-        m = order[i]
-        messages[0, i] = numbers.wire[wire.messages[0, m]]
-        messages[1, i], messages[2, i] = wire.messages[3, m], wire.messages[4, m]
-        messages[3, i] = numbers.balance[group(wire.messages[1, m], wire.per_node), early[m]]
-        messages[4, i] = numbers.spread[group(wire.messages[2, m], wire.per_node), late[m]]
+    pair_ptr, messages = _by_pair(wire, numbers)
     return scale_out, ptr, after, numbers.local, pair_ptr, messages
 
 
