@@ -56,6 +56,13 @@ ONCE_REAL = [  # the first version had these
         f"{_VERIFY}::test_the_reference_executor_starts_by_after_not_by_the_number_of_a_stage",
     ),
     Mutant(
+        "a piece of a pair is thought to bring all of its hottest target's rows",
+        "kernels/cost/looks.py",
+        "stay = total - rows + rows // nics + 3",
+        "stay = rows // nics + 3",
+        "tests/core/test_least.py::test_what_is_passed_on_comes_last",
+    ),
+    Mutant(
         "nics are hidden behind a wide wan as behind a narrow one",
         "estimate.py",
         "(is_narrow(cluster) and inside <= HIDDEN * between)",
@@ -313,7 +320,7 @@ PLANNING = [
     ),
     Mutant(
         "the way back is that of whoever was lowered last",
-        "forms/lanes.py",
+        "forms/parts.py",
         "if owner == rank:",
         "if owner >= 0:",
         "tests/core/test_program_kernels.py::test_a_program_of_the_way_back_is_lowered_from_its_tables",

@@ -10,6 +10,7 @@ inside one datacenter where scale-up is hardly faster than a nic: there moves of
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,7 @@ def _slack(messages: int) -> float:
     return 0.0 if messages <= MANY else SLACK
 
 
+@lru_cache(maxsize=16)  # by the object: one plans on one or two
 def _prices(cluster: Cluster, row_bytes: int) -> Prices:
     row, up, out = float(row_bytes), cluster.scale_up, cluster.scale_out
     wan = cluster.wan or out

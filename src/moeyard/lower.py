@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeyard.arrays import IntArray, all_writable, is_whole
 from moeyard.errors import InvalidSchedule
-from moeyard.forms.lanes import Lanes
+from moeyard.forms.parts import Lowered
 from moeyard.kernels.program.lower import lower_back, lower_tables
 from moeyard.program import Program
 from moeyard.schedule import Form, Schedule
@@ -18,7 +18,7 @@ def lower(schedule: Schedule, rank: int) -> Program:
     waits = stages.after_ptr, stages.after
     if schedule.backward:
         lowered = lower_back(*_tables(form, rank), rank, rows, *waits)
-    elif isinstance(form, Lanes):  # the same in one call: this is on the critical path
+    elif isinstance(form, Lowered):
         lowered = form.lowered(rank)
     else:
         lowered = lower_tables(*_tables(form, rank), rank, rows, len(stages), *waits)
@@ -56,5 +56,7 @@ def lower(schedule: Schedule, rank: int) -> Program:
 def _tables(form: Form, rank: int) -> list[IntArray]:
     """What the rank sends and receives on the way there."""
     return (
-        form.tables(rank) if isinstance(form, Lanes) else all_writable(form.sends(rank), form.receives(rank))
+        form.tables(rank)
+        if isinstance(form, Lowered)
+        else all_writable(form.sends(rank), form.receives(rank))
     )

@@ -17,7 +17,9 @@ from tests.strategies import clusters, jobs, traffics
 import moeyard as my
 from moeyard import Cluster, Contention, Port, Traffic
 from moeyard.estimate import estimate, estimate_listed
-from moeyard.schedulers import lanes
+from moeyard.forms.lanes import Pairs
+from moeyard.schedulers import cheapest
+from moeyard.schedulers.lanes import fast_lanes
 from moeyard.schedulers.lpt import schedule_lpt
 from moeyard.workloads import workload
 
@@ -307,34 +309,42 @@ def test_the_estimate_follows_lanes_that_have_few_rows(nodes, most, whole):
         assert estimate(cluster, plan) == pytest.approx(my.simulate(cluster, plan).makespan, rel=0.03), name
 
 
-@pytest.mark.parametrize(
+SPARSE = pytest.mark.parametrize(
     ("nodes", "nics", "mb", "seed"), [(8, 8, 256, 0), (8, 4, 1024, 1), (12, 8, 1024, 1), (16, 4, 4096, 2)]
 )
-def test_what_is_not_looked_at_again_would_not_change_the_choice(monkeypatch, nodes, nics, mb, seed):
-    """Stages that wait for one another are timed node by node in a second look, too."""
-    seen, look = [], lanes._looked_at_again
-    monkeypatch.setattr(
-        lanes, "_looked_at_again", lambda near: seen.append((near, look(near))) or seen[-1][1]
-    )
+
+
+def sparse(nodes, nics, mb, seed):
     law = Contention(0.05, 1, 2.0)
     cluster = Cluster(nodes, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), nics_per_node=nics, contention=law)
-    my.schedule(cluster, workload("sparse:0.1", cluster.num_ranks, mb=mb, seed=seed))
-    ((near, (winner, form, _)),) = seen
-    fine = {id(made): lanes.estimate_lanes(made) for _, _, _, made in near}
-    staged = [(rough, fine[id(made)]) for rough, _, name, made in near if name == lanes.STAGED]
-    assert staged, "none of these was near"
-    assert all(exact <= rough <= 1.004 * exact for rough, exact in staged)
-    assert fine[id(form)] == min(fine.values()), winner
+    return cluster, workload("sparse:0.1", cluster.num_ranks, mb=mb, seed=seed)
 
 
-@pytest.mark.parametrize(("mb", "looks"), [(16, 0), (1024, 1)])
-def test_auto_looks_again_only_where_that_takes_less_than_it_may_save(monkeypatch, mb, looks):
+@SPARSE
+def test_where_a_look_pays_the_choice_is_that_of_following_every_message(nodes, nics, mb, seed):
+    cluster, traffic = sparse(nodes, nics, mb, seed)
+    names = ("rails", "waves", "shot", "spread", "fast", "shunt")
+    least = min(estimate(cluster, my.schedule(cluster, traffic, name)) for name in names)
+    assert estimate(cluster, my.schedule(cluster, traffic)) <= 1.001 * least
+
+
+@SPARSE
+def test_stages_that_wait_for_one_another_are_timed_node_by_node_in_a_look_too(nodes, nics, mb, seed):
+    made = fast_lanes(Pairs.of(*sparse(nodes, nics, mb, seed)))
+    exact, rough = cheapest.estimate_lanes(made), cheapest.estimate_lanes(made, fine=False)
+    assert exact <= rough <= 1.004 * exact
+
+
+@pytest.mark.parametrize(("mb", "looks"), [(4, False), (1024, True)])
+def test_auto_follows_every_message_only_where_that_takes_less_than_it_may_save(monkeypatch, mb, looks):
     """Sparse traffic over 8 nodes, where several orders come near each other: the look takes as long for small rows as for large ones."""
-    seen, look = [], lanes._looked_at_again
-    monkeypatch.setattr(lanes, "_looked_at_again", lambda near: seen.append(len(near)) or look(near))
-    cluster = Cluster(8, 8, Port(380e9, 2e-6), Port(48.85e9, 1e-5), contention=Contention(0.05, 1, 2.0))
-    made = my.schedule(cluster, workload("sparse:0.1", 64, mb=mb))
-    assert len(seen) == looks
+    followed, follow = [], cheapest.estimate_lanes
+    monkeypatch.setattr(
+        cheapest, "estimate_lanes", lambda form, **how: followed.append(how.get("fine", True)) or follow(form, **how)
+    )  # fmt: skip
+    cluster, traffic = sparse(8, 8, mb, 0)
+    made = my.schedule(cluster, traffic)
+    assert any(followed) is looks
     assert estimate(cluster, made) <= 1.02 * min(
-        estimate(cluster, my.schedule(cluster, made.traffic, name)) for name in ("rails", "shunt", "fast")
+        estimate(cluster, my.schedule(cluster, traffic, name)) for name in ("rails", "shunt", "fast")
     )

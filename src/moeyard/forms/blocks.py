@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from moeyard.arrays import IntArray, frozen
+from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule
-from moeyard.kernels.program.blocks import block_messages, block_receives, block_sends
-from moeyard.kernels.program.tables import DST, SRC, sort_messages, sort_transfers
+from moeyard.forms.parts import Lowered
+from moeyard.kernels.program.blocks import Ways, block_messages, block_part
+from moeyard.kernels.program.lower import lower_blocks
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class Blocks(Lowered):
     """`hashed`: each block takes a rail drawn from its rank pair (ECMP); else it goes straight from origin to target,
     around a dead nic by way of a neighbour."""
 
@@ -42,51 +43,44 @@ class Blocks:
         return self.cluster.num_ranks
 
     @cached_property
-    def _numbers(self) -> IntArray:
-        """Stage numbers of balance, local, wire and spread; -1 for those that do not occur."""
-        inside, across = self.cluster.ranks_per_node > 1, self.cluster.nodes > 1
-        relays = inside and across and (self.hashed or not self.cluster.alike)
-        used = np.array([relays, inside, across, relays])
-        return np.where(used, np.cumsum(used) - 1, -1)
+    def stages(self) -> Stages:
+        return self._numbered[1]
 
     @cached_property
-    def stages(self) -> Stages:
-        balance, local, wire, spread = self._numbers.tolist()
-        names: list[list[int]] = [[] for _ in range(int((self._numbers >= 0).sum()))]
-        if balance >= 0:
-            names[local], names[wire], names[spread] = [balance], [balance], [local, wire]
-        scale_out = np.array([s == wire for s in range(len(names))], dtype=np.bool_)
-        ptr = np.cumsum([0, *map(len, names)])
-        return Stages(scale_out, ptr, np.array([q for qs in names for q in qs], dtype=np.int64))
+    def _numbered(self) -> tuple[IntArray, Stages]:
+        inside, across = self.cluster.ranks_per_node > 1, self.cluster.nodes > 1
+        return _numbered(inside, across, self.hashed or not self.cluster.alike)
 
-    def sends(self, rank: int) -> IntArray:
-        return self._part(block_sends, rank, DST)
-
-    def receives(self, rank: int) -> IntArray:
-        return self._part(block_receives, rank, SRC)
-
-    def table(self) -> IntArray:
-        parts = [self.sends(rank) for rank in range(self.num_ranks)]
-        return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
+    @cached_property
+    def _ways(self) -> Ways:
+        cluster = self.cluster
+        return Ways(
+            cluster.ranks_per_node, self._numbered[0], self.hashed, cluster.stand_in_R, cluster.lanes[0], cluster.carrier_M
+        )  # fmt: skip
 
     @cached_property
     def messages(self) -> IntArray:
         """[message, (stage, src, dst, rows)] of all ranks, sorted, without the transfers that they carry."""
-        columns = block_messages(
-            self.traffic.rows, self.cluster.ranks_per_node, self._numbers, *self._routing()
-        )
-        return columns.T  # type: ignore[no-any-return]
+        return block_messages(self.traffic.rows, self._ways).T  # type: ignore[no-any-return]
 
-    def _routing(self) -> tuple[Any, ...]:
-        return self.hashed, self.cluster.stand_in_R, self.cluster.lanes[0], self.cluster.carrier_M
+    def part(self, receive: bool, rank: int) -> IntArray:
+        table: IntArray = block_part(receive, rank, self.traffic.rows, self._ways)
+        return table
 
-    def _part(self, kernel: Any, rank: int, peer: int) -> IntArray:
-        room = 4 * self.num_ranks
-        while True:
-            out: IntArray = np.empty((room, 7), np.int64)
-            n = kernel(
-                out, rank, self.traffic.rows, self.cluster.ranks_per_node, self._numbers, *self._routing()
-            )
-            if n <= room:
-                return frozen(sort_messages(out[:n], len(self.stages), self.num_ranks, peer))
-            room = n
+    def lower(self, rank: int) -> tuple[Any, ...]:
+        after_ptr, after = self.stages.after_ptr, self.stages.after
+        return lower_blocks(rank, self.traffic.rows, self._ways, after_ptr, after)  # type: ignore[no-any-return]
+
+
+@cache
+def _numbered(inside: bool, across: bool, detours: bool) -> tuple[IntArray, Stages]:
+    """Stage numbers of balance, local, wire and spread, -1 for those that do not occur; and the stages."""
+    used = np.array([inside and across and detours, inside, across, inside and across and detours])
+    numbers = np.where(used, np.cumsum(used) - 1, -1)
+    balance, local, wire, spread = numbers.tolist()
+    names: list[list[int]] = [[] for _ in range(int(used.sum()))]
+    if balance >= 0:
+        names[local], names[wire], names[spread] = [balance], [balance], [local, wire]
+    scale_out = np.array([s == wire for s in range(len(names))], dtype=np.bool_)
+    ptr = np.cumsum([0, *map(len, names)])
+    return numbers, Stages(scale_out, ptr, np.array([q for qs in names for q in qs], dtype=np.int64))

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeyard.arrays import FOLLOWS, FloatArray, IntArray, frozen
+from moeyard.arrays import FOLLOWS, FloatArray, IntArray
 from moeyard.cluster import Cluster
 from moeyard.errors import InvalidSchedule, InvalidTraffic
+from moeyard.forms.parts import Lowered
 from moeyard.kernels.cost.looks import first_looks
 from moeyard.kernels.cost.ratios import local_loads, scale_up_ratios
 from moeyard.kernels.lanes.loads import Loads, pair_loads
@@ -18,7 +19,6 @@ from moeyard.kernels.lanes.parts import lane_part
 from moeyard.kernels.lanes.quotas import pair_sums
 from moeyard.kernels.lanes.types import Order, PairRows
 from moeyard.kernels.program.lower import lower_lanes
-from moeyard.kernels.program.tables import sort_transfers
 from moeyard.kernels.stages.forms import assemble, chained_form, staged_form
 from moeyard.kernels.stages.number import Wire as Assembly
 from moeyard.schedule import Stages
@@ -160,7 +160,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Lanes:
+class Lanes(Lowered):
     """Messages sorted by pair, in issue order: each carries rows [lo, hi) of its pair in stage `stage`, fed by stage `balance`
     inside the sending node and passed on in stage `spread` inside the receiving one."""
 
@@ -186,16 +186,6 @@ class Lanes:
             )
         )
 
-    def sends(self, rank: int) -> IntArray:
-        return frozen(self._part(False, rank))
-
-    def receives(self, rank: int) -> IntArray:
-        return frozen(self._part(True, rank))
-
-    def table(self) -> IntArray:
-        parts = [self.sends(rank) for rank in range(self.num_ranks)]
-        return frozen(sort_transfers(np.concatenate(parts), len(self.stages), self.num_ranks))
-
     @cached_property
     def order(self) -> Order:
         """As kernels take it."""
@@ -208,22 +198,12 @@ class Lanes:
         cluster, count = self.pairs.cluster, int(self.messages.shape[1])
         return 64 + 12 * cluster.nodes + 8 * count // cluster.nodes + 2 * cluster.ranks_per_node
 
-    def _part(self, receive: bool, rank: int) -> IntArray:
+    def part(self, receive: bool, rank: int) -> IntArray:
         table: IntArray = lane_part(receive, self._room, rank, self.pairs.kernel, self.order)
         return table
 
-    def lowered(self, rank: int) -> tuple[Any, ...]:
-        """The arrays of a Program."""
-        lowered, *tables = lower_lanes(rank, self._room, self.pairs.kernel, self.order)
-        vars(self)["_kept"] = rank, tables  # at once: ranks of one process may be threads
-        return lowered  # type: ignore[no-any-return]
-
-    def tables(self, rank: int) -> list[IntArray]:
-        """What the rank sends and receives, as kernels take it: kept if it was lowered last, since the way back follows the way there."""
-        owner, tables = vars(self).get("_kept", (-1, []))
-        if owner == rank:
-            return tables  # type: ignore[no-any-return]
-        return [self._part(receive, rank) for receive in (False, True)]
+    def lower(self, rank: int) -> tuple[Any, ...]:
+        return lower_lanes(rank, self._room, self.pairs.kernel, self.order)  # type: ignore[no-any-return]
 
 
 def order_lanes(

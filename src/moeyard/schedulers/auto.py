@@ -14,14 +14,13 @@ from moeyard.forms.blocks import Blocks
 from moeyard.forms.lanes import Lanes, Pairs
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.schedule import Form, Schedule
+from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, cheapest
 from moeyard.schedulers.lanes import (
     AT_ONCE,
-    MANY_NODES,
-    WORTH,
-    Best,
-    Candidate,
-    cheapest,
     fast_lanes,
+    least_of_fast,
+    least_of_shot,
+    least_of_spread,
     node_work,
     shot_lanes,
     shunt_orders,
@@ -180,13 +179,15 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
         least += AT_ONCE * pairs.busiest * pairs.ratios.exposed
-    yield "shot", least, lambda: shot_lanes(pairs)
+    if least < WORTH * best.seconds:
+        yield "shot", max(least, least_of_shot(pairs)), lambda: shot_lanes(pairs)
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     bounds, latency = pairs.looks[1], pairs.latency
     yield from shunt_orders(pairs, best, all_at_once=False)
-    yield "spread", bounds.in_shifts, lambda: spread_lanes(pairs)
+    if bounds.in_shifts < WORTH * best.seconds:
+        yield "spread", least_of_spread(pairs), lambda: spread_lanes(pairs)
     if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds:
         return  # stages would cost latencies and gain nothing
     work, stages = node_work(pairs), pairs.cluster.nodes**2 + 1
@@ -194,4 +195,5 @@ def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
         stages = min(stages, int((best.seconds - bounds.busiest) / latency) + 1)
     matchings = birkhoff(work, stages)
     least = max(bounds.in_turn, bounds.busiest + latency * len(matchings[1]))
-    yield "fast", least, lambda: fast_lanes(pairs, matchings)
+    if least < WORTH * best.seconds:
+        yield "fast", max(least, least_of_fast(pairs, matchings)), lambda: fast_lanes(pairs, matchings)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
-from moeyard.estimate import estimate_lanes
 from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
-from moeyard.kernels.cost.looks import BRIEF, least_in_waves
+from moeyard.kernels.cost.looks import BRIEF, chain_least, least_in_waves
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.matchings import (
     groups_makespan,
     heavy_matchings,
     in_list_order,
+    in_stages,
     list_makespan,
     shifts,
 )
@@ -25,36 +25,21 @@ from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
 from moeyard.kernels.orders.waves import wave_cuts, waves
 from moeyard.kernels.stages.levels import levels_by_stage
 from moeyard.schedule import Schedule
+from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, by_node, cheapest
 from moeyard.traffic import Traffic
-
-Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
-
-
-class Best:
-    """Seconds of the best so far, known to who proposes candidates and to who compares them: what cannot beat it is not made."""
-
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.seconds = seconds
-
 
 PIECES = 32  # the most into which the busiest node's time is cut
 EXPOSED = 0.2  # of a longest message's balance and spread, at least: more in every cell of the quality table
 AT_ONCE = 0.12  # the same of the busiest node's, if all go at once
-MANY_NODES = (
-    8  # from so many on, forms are compared node by node: a lane more or less no longer changes which is best
-)
 STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one threshold to the next
 NO_GAPS = 1.002  # times what no order one to one can beat
 ALIKE = 1.15  # times what a node's pairs take in the mean: pairs about as long as one another
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
-WORTH = 0.999  # times the best: what cannot take less is not made
-CLOSE = 1.02  # times the best node by node: what is looked at again
-LOOK = 2.1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks (slow cores: 0.8e-8 to 2.5e-8)
-STAGED = "fast"  # its stages wait for one another: where a look pays, node by node takes at most 0.4% longer for it than message by message
-EXCHANGES = 4  # of one plan: rows there and back, forward and backward
+SOONER = 0.92  # times what chains cannot beat: several at once that cannot beat less are looked at first
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
+_WHOLE: IntArray = np.array([64], dtype=np.int64)
 
 
 def schedule_spread(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -117,10 +102,8 @@ def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None)
 
 
 def shot_lanes(pairs: Pairs) -> Lanes:
-    src, dst = np.nonzero(pairs.rows_NN)
-    first = np.zeros(len(src), np.int64)
-    wire = np.stack([first, src, dst, first, pairs.rows_NN[src, dst]])
-    return order_lanes(pairs, wire, (first, first), per_node=False, barrier=True)
+    wire = waves(pairs.rows_NN, np.zeros(pairs.rows_NN.shape), _WHOLE)
+    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True)
 
 
 def rails_lanes(pairs: Pairs) -> Lanes:
@@ -134,19 +117,29 @@ def waves_lanes(pairs: Pairs) -> Lanes:
 def wave_orders(pairs: Pairs) -> Iterator[Candidate]:
     """`rails` and `waves`, the more promising first: every wave costs the ports that have a part in all of them a latency, and one that is
     followed by smaller ones is passed on while the wire waits."""
-    looks, cluster = pairs.looks[1], pairs.cluster
-    orders = []
+    looks, orders = pairs.looks[1], []
     for name, cuts in (("rails", _CUTS), ("waves", wave_cuts(*pairs.ratios.common))):
-        least = max(looks.at_once, looks.waved + pairs.latency * len(cuts))
-        if cluster.alike and cluster.ranks_per_node > 1 and pairs.latency == cluster.scale_out.latency:
-            row_up = pairs.traffic.row_bytes / cluster.scale_up.bandwidth
-            passed = least_in_waves(
-                cuts, pairs.seconds_NN, pairs.rows_NN, pairs.by_target, cluster.nics_per_node, row_up, cluster.scale_out.latency
-            )  # fmt: skip
-            least = max(least, float(passed))
+        least = max(looks.at_once, looks.waved + pairs.latency * len(cuts), _least_passed_on(pairs, cuts))
         orders.append((least, len(cuts), name, cuts))
     for least, _, name, cuts in sorted(orders, key=lambda order: order[:2]):
         yield name, least, partial(_in_waves, pairs, cuts)
+
+
+def _least_passed_on(pairs: Pairs, cuts: IntArray) -> float:
+    """What pairs in waves cannot beat, since the last of a wave is passed on when it has arrived."""
+    cluster, up = pairs.cluster, pairs.cluster.scale_up
+    if not cluster.alike or cluster.ranks_per_node == 1 or pairs.latency != cluster.scale_out.latency:
+        return 0.0
+    row_up = pairs.traffic.row_bytes / up.bandwidth
+    passed = least_in_waves(
+        cuts, pairs.seconds_NN, pairs.rows_NN, pairs.by_target, cluster.nics_per_node, row_up, pairs.latency
+    )  # fmt: skip
+    return float(passed)
+
+
+def least_of_shot(pairs: Pairs) -> float:
+    """What `shot` cannot beat: one wave."""
+    return max(pairs.looks[1].at_once, _least_passed_on(pairs, _WHOLE))
 
 
 def worth_waves(pairs: Pairs) -> bool:
@@ -164,8 +157,7 @@ def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
 
 def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = True) -> Iterator[Candidate]:
     """The orders among which `shunt` chooses. Not `all_at_once`: but for that one, since `shot` is compared anyway."""
-    rows, cluster = pairs.rows_NN, pairs.cluster
-    latency, nodes = cluster.scale_out.latency, len(rows)
+    rows, nodes = pairs.rows_NN, len(pairs.rows_NN)
     if nodes < 2:
         yield (
             "shunt",
@@ -173,26 +165,49 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
             lambda: chained_lanes(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0)),
         )
         return
-    crossing, busiest, perms = pairs.seconds_NN, pairs.busiest, None
-    if best is None or _least_in_turn(pairs) < WORTH * best.seconds:
+    waits = _least_in_turn(pairs)
+    group, some = _some_at_once(pairs, all_at_once)
+    if some < SOONER * waits:  # then chains are seldom worth their latencies
+        yield from _groups(pairs, group, some, best, None)
+    perms = None
+    if best is None or waits < WORTH * best.seconds:
         perms, orders = _chains(pairs)
         for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
-            yield "shunt", least + EXPOSED * more, partial(chained_lanes, pairs, messages)
+            least += EXPOSED * more
+            if best is not None and least < WORTH * best.seconds < math.inf:
+                least = max(least, least_in_order(pairs, messages, by_node(pairs)))
+            yield "shunt", least, partial(chained_lanes, pairs, messages)
+    if some >= SOONER * waits:
+        yield from _groups(pairs, group, some, best, perms)
 
-    # Several at once share one latency and cost contention: the best trade of the two.
-    loss = max(cluster.contention.loss, 1e-3)
+
+def _some_at_once(pairs: Pairs, all_at_once: bool) -> tuple[int, float]:
+    """How many messages at once are the best trade of latency, which they share, and contention, which they cost; and what that cannot
+    beat: infinite if it is one by one, or all, and not `all_at_once`."""
+    latency, nodes, busiest = pairs.cluster.scale_out.latency, len(pairs.rows_NN), pairs.busiest
+    loss = max(pairs.cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
-    part = max(AT_ONCE * busiest * group / (nodes - 1), EXPOSED * pairs.looks[1].longest)
-    exposed = part * pairs.ratios.exposed
-    if (
-        group > 1
-        and (all_at_once or group < nodes - 1)
-        and (best is None or busiest + latency + exposed < WORTH * best.seconds)
-    ):
-        if perms is None:
-            perms = _matched(pairs)[0]
-        least = float(groups_makespan(perms, crossing, group, latency)) + exposed
-        yield "shunt", least, lambda: _staged(pairs, in_list_order(perms, rows, group))
+    if group < 2 or (group == nodes - 1 and not all_at_once):
+        return group, math.inf
+    saved = latency * (nodes - 1) * (1 - 1 / group)  # of the most latencies that a node can have
+    least = max(busiest + latency, pairs.looks[1].in_turn - saved)
+    return group, least + _exposed_at_once(pairs, group)
+
+
+def _exposed_at_once(pairs: Pairs, group: int) -> float:
+    part = AT_ONCE * pairs.busiest * group / (len(pairs.rows_NN) - 1)
+    return max(part, EXPOSED * pairs.looks[1].longest) * pairs.ratios.exposed
+
+
+def _groups(
+    pairs: Pairs, group: int, least: float, best: Best | None, perms: IntArray | None
+) -> Iterator[Candidate]:
+    """So many messages at once, if that can win."""
+    if least < WORTH * (math.inf if best is None else best.seconds):
+        found = _matched(pairs)[0] if perms is None else perms
+        wire = float(groups_makespan(found, pairs.seconds_NN, group, pairs.cluster.scale_out.latency))
+        least = wire + _exposed_at_once(pairs, group)
+        yield "shunt", least, lambda: _staged(pairs, in_list_order(found, pairs.rows_NN, group))
 
 
 def _pieces(pairs: Pairs) -> float:
@@ -202,6 +217,30 @@ def _pieces(pairs: Pairs) -> float:
     if latency == 0.0:
         return PIECES
     return max(1.0, min(math.sqrt(pairs.busiest * pairs.ratios.exposed / latency), PIECES))
+
+
+def least_in_order(pairs: Pairs, wire: Wire, by_node: bool) -> float:
+    """What messages in this order, one at a time, cannot beat, with what is handed over before the first and passed on after the last.
+    `by_node`: estimated node by node."""
+    cluster, up = pairs.cluster, pairs.cluster.scale_up
+    if not cluster.alike:
+        return 0.0
+    row_up = pairs.traffic.row_bytes / up.bandwidth
+    least = chain_least(wire, pairs.kernel, pairs.seconds_NN, pairs.latency, row_up, up.latency, by_node)
+    return float(least)
+
+
+def least_of_spread(pairs: Pairs) -> float:
+    """What `spread` cannot beat."""
+    nodes, looks = len(pairs.rows_NN), pairs.looks[1]
+    wire = in_list_order(shifts(nodes), pairs.rows_NN, 0)
+    return max(looks.in_shifts, least_in_order(pairs, wire, by_node(pairs)))
+
+
+def least_of_fast(pairs: Pairs, matchings: tuple[IntArray, IntArray]) -> float:
+    """What `fast` cannot beat: stages of these matchings, always estimated node by node where there are many."""
+    wire = in_stages(*matchings, pairs.rows_NN, node_work(pairs))
+    return least_in_order(pairs, wire, pairs.cluster.nodes >= MANY_NODES)
 
 
 def _least_in_turn(pairs: Pairs) -> float:
@@ -259,60 +298,6 @@ def _matched(pairs: Pairs) -> tuple[IntArray, float]:
 
 def shunt_lanes(pairs: Pairs) -> Lanes:
     return cheapest(shunt_orders(pairs))[0]
-
-
-def cheapest(
-    candidates: Iterable[Candidate], best: Best | None = None
-) -> tuple[Lanes, str, dict[str, float]]:
-    """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
-    cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. With many
-    nodes they are compared node by node, and message by message only where several come near the best, what moves inside nodes is
-    known by place, and the look takes less time than it may save."""
-    best = best or Best()
-    least_found, winner, found, form = math.inf, "", dict[str, float](), None
-    every = list[tuple[float, float, str, Lanes]]()
-    for name, least, make in candidates:
-        if least < WORTH * best.seconds:
-            made = make()
-            fine = made.pairs.cluster.nodes < MANY_NODES
-            same = form is not None and made.like(form)
-            again = not fine and made.pairs.loads.exact  # a close one may be looked at again
-            limit = CLOSE * best.seconds if again else best.seconds
-            seconds = least_found if same else estimate_lanes(made, fine=fine, limit=limit)
-            found[name] = min(seconds, found.get(name, seconds))
-            every.append((seconds, least, name, made))
-            alike = math.isclose(seconds, least_found, rel_tol=1e-9)
-            if form is None or (len(made.stages) < len(form.stages) if alike else seconds < least_found):
-                least_found, winner, form = seconds, name, made
-                best.seconds = min(best.seconds, seconds)
-    assert form is not None, "no candidates"
-    near = [one for one in every if one[0] <= CLOSE * least_found]
-    if (
-        len(near) > 1
-        and form.pairs.cluster.nodes >= MANY_NODES
-        and form.pairs.loads.exact
-        and _look_seconds(near) < EXCHANGES * (CLOSE - 1.0) * least_found
-    ):
-        winner, form, seconds = _looked_at_again(near)
-        found[winner] = seconds
-    return form, winner, found
-
-
-def _look_seconds(near: list[tuple[float, float, str, Lanes]]) -> float:
-    """About what it takes to look at these message by message: on every rank alike, so no clock is asked."""
-    messages = sum(int(made.messages.shape[1]) for _, _, name, made in near if name != STAGED)
-    return LOOK * messages * float(near[0][3].pairs.cluster.ranks_per_node ** 2)
-
-
-def _looked_at_again(near: list[tuple[float, float, str, Lanes]]) -> tuple[str, Lanes, float]:
-    """The cheapest of these message by message: name, form, seconds. The most promising first; what its bound rules out is not looked at."""
-    best, few, winner, form = math.inf, 0, "", near[0][3]
-    for rough, least, name, made in sorted(near, key=lambda one: (one[0], len(one[3].stages))):
-        if least < WORTH * best:
-            seconds = rough if name == STAGED else estimate_lanes(made)
-            if (seconds, len(made.stages)) < (best, few):
-                best, few, winner, form = seconds, len(made.stages), name, made
-    return winner, form, best
 
 
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:

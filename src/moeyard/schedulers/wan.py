@@ -20,7 +20,8 @@ from moeyard.kernels.orders.wan import datacenter_rows, gateways, in_parts
 from moeyard.kernels.relays.parts import Plan
 from moeyard.kernels.stages.relays import relay_stages
 from moeyard.schedule import Schedule, Stages
-from moeyard.schedulers.lanes import STEP, cheapest, shunt_lanes, shunt_orders
+from moeyard.schedulers.cheapest import cheapest
+from moeyard.schedulers.lanes import STEP, shunt_lanes, shunt_orders
 from moeyard.traffic import Traffic
 
 

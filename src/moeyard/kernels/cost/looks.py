@@ -96,3 +96,28 @@ def least_in_waves(cuts, seconds_NN, rows_NN, by_target, nics, row_up, latency):
             left = most - before * rows - (1.0 - before) * kept
             least = max(least, cuts[w] / CUTS * wire - ragged + max(0.0, left) * row_up)
     return least
+
+
+@kernel
+def chain_least(wire, pairs, seconds_NN, latency, row_up, lat_up, together):
+    """What messages in this order, each sent when its nodes are through with those before, cannot beat where nics are alike. A message is
+    done when what its busiest target did not get itself is passed on; and it has not crossed before what its busiest origin cannot send
+    itself was handed over, though lanes that were ready earlier may have, unless a node's ranks are timed `together`. Of a rank's rows so
+    many stay with it as its lane has, those of other messages aside. Nobody need wait for a message of few rows: some lanes may have none."""
+    (nodes, _, per), nics = pairs.by_target.shape, len(pairs.carrier_M)
+    out, into, least = np.zeros(nodes), np.zeros(nodes), 0.0
+    for m in range(wire.shape[1]):
+        k, f, rows = wire[1, m], wire[2, m], wire[4, m] - wire[3, m]
+        total = pairs.rows_NN[k, f]
+        stay = total - rows + rows // nics + 3  # lanes end in whole rows
+        hand, on = 0, 0
+        for r in range(per):
+            hand, on = max(hand, pairs.by_origin[k, f, r] - stay), max(on, pairs.by_target[k, f, r] - stay)
+        crossing = latency + seconds_NN[k, f] * rows / total
+        passed = lat_up + on * row_up if on > 0 else 0.0
+        handed = lat_up + hand * row_up if hand > 0 else 0.0
+        end = max(out[k], into[f], handed if together else 0.0) + crossing
+        if rows >= 2 * nics:
+            out[k], into[f] = end, end
+        least = max(least, end + passed, handed + crossing)
+    return least

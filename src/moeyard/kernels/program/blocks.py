@@ -1,17 +1,30 @@
 """Whole blocks, all at once: each goes from its origin to one carrier, over the wire to another, and to its target.
 
-Called by `forms.blocks`. Letters: i origin, j target, k and f their nodes, l a nic; `per` ranks to a node, `stage` the numbers of
-BALANCE, LOCAL, WIRE and SPREAD, via_R who stands in for a rank, to_NNM[k, f, l] the nic that lane l of k -> f enters by, or -1.
+Called by `forms.blocks` and by `lower`. Letters: i origin, j target, k and f their nodes, l a nic.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
-from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET
+from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, sort_messages
 
 BALANCE, LOCAL, WIRE, SPREAD = range(4)
+
+
+class Ways(NamedTuple):
+    """How blocks go. `hashed`: on a lane drawn from the rank pair; else from via_R[i] to via_R[j]: the rank itself, or the neighbour that
+    stands in for it."""
+
+    per: int  # ranks of a node
+    stage: np.ndarray  # numbers of BALANCE, LOCAL, WIRE and SPREAD, -1: does not occur
+    hashed: bool
+    via_R: np.ndarray
+    to_NNM: np.ndarray  # the nic that lane l of k -> f enters by, -1: none
+    carrier_M: np.ndarray
 
 
 @inner
@@ -25,15 +38,12 @@ def _hashed(i, j):
 
 
 @inner
-def via(i, j, per, hashed, via_R, to_NNM, carrier):
-    """Ranks between which block i -> j crosses nodes.
-
-    `hashed`: on a lane drawn from the rank pair; else from via_R[i] to via_R[j]: the rank itself, or the neighbour that
-    stands in for it.
-    """
+def via(i, j, ways):
+    """Ranks between which block i -> j crosses nodes."""
+    per, to_NNM, carrier = ways.per, ways.to_NNM, ways.carrier_M
     k, f = i // per, j // per
-    if not hashed:
-        return via_R[i], via_R[j]
+    if not ways.hashed:
+        return ways.via_R[i], ways.via_R[j]
     live = 0
     for l in range(to_NNM.shape[2]):
         live += to_NNM[k, f, l] >= 0
@@ -65,9 +75,9 @@ def _put(out, n, stage, src, dst, origin, target, rows):
 
 
 @kernel
-def block_sends(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
+def block_sends(out, me, rows_RR, ways):
     """Write the transfers that leave rank `me`; returns how many there are."""
-    ranks = len(rows_RR)
+    ranks, per, stage = len(rows_RR), ways.per, ways.stage
     k = me // per
     n = 0
     for j in range(ranks):
@@ -77,29 +87,29 @@ def block_sends(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
         if j // per == k:
             n = _put(out, n, stage[LOCAL], me, j, me, j, rows)
         else:
-            a, _ = via(me, j, per, hashed, via_R, to_NNM, carrier)
+            a, _ = via(me, j, ways)
             if a != me:
                 n = _put(out, n, stage[BALANCE], me, a, me, j, rows)
     for i in range(k * per, k * per + per):
         for j in range(ranks):
             if rows_RR[i, j] > 0 and j // per != k:
-                a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
+                a, b = via(i, j, ways)
                 if a == me:
                     n = _put(out, n, stage[WIRE], me, b, i, j, rows_RR[i, j])
     for i in range(ranks):
         if i // per != k:
             for j in range(k * per, k * per + per):
                 if rows_RR[i, j] > 0 and j != me:
-                    _, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
+                    _, b = via(i, j, ways)
                     if b == me:
                         n = _put(out, n, stage[SPREAD], me, j, i, j, rows_RR[i, j])
     return n
 
 
 @kernel
-def block_receives(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
+def block_receives(out, me, rows_RR, ways):
     """Write the transfers that reach rank `me`; returns how many there are."""
-    ranks = len(rows_RR)
+    ranks, per, stage = len(rows_RR), ways.per, ways.stage
     k = me // per
     n = 0
     for i in range(ranks):
@@ -109,32 +119,53 @@ def block_receives(out, me, rows_RR, per, stage, hashed, via_R, to_NNM, carrier)
         if i // per == k:
             n = _put(out, n, stage[LOCAL], i, me, i, me, rows)
         else:
-            _, b = via(i, me, per, hashed, via_R, to_NNM, carrier)
+            _, b = via(i, me, ways)
             if b != me:
                 n = _put(out, n, stage[SPREAD], b, me, i, me, rows)
     for i in range(k * per, k * per + per):
         for j in range(ranks):
             if i != me and rows_RR[i, j] > 0 and j // per != k:
-                a, _ = via(i, j, per, hashed, via_R, to_NNM, carrier)
+                a, _ = via(i, j, ways)
                 if a == me:
                     n = _put(out, n, stage[BALANCE], i, me, i, j, rows_RR[i, j])
     for i in range(ranks):
         if i // per != k:
             for j in range(k * per, k * per + per):
                 if rows_RR[i, j] > 0:
-                    a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
+                    a, b = via(i, j, ways)
                     if b == me:
                         n = _put(out, n, stage[WIRE], a, me, i, j, rows_RR[i, j])
     return n
 
 
-@kernel
-def block_messages(rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
-    """[(stage, src, dst, rows), message] of all ranks, sorted by the first three: what `block_sends` says rank by rank, added up."""
-    ranks = len(rows_RR)
+@inner
+def _stages(stage):
+    """How many occur."""
     stages = np.int64(0)
     for kind in range(len(stage)):
         stages = max(stages, stage[kind] + 1)
+    return stages
+
+
+@kernel
+def block_part(receive, rank, rows_RR, ways):
+    """The transfers that reach (`receive`) or leave a rank, sorted by stage and peer."""
+    room = 4 * len(rows_RR)
+    while True:
+        out = np.empty((room, 7), np.int64)
+        if receive:
+            n = block_receives(out, rank, rows_RR, ways)
+        else:
+            n = block_sends(out, rank, rows_RR, ways)
+        if n <= room:
+            return sort_messages(out[:n], _stages(ways.stage), len(rows_RR), SRC if receive else DST)
+        room = n
+
+
+@kernel
+def block_messages(rows_RR, ways):
+    """[(stage, src, dst, rows), message] of all ranks, sorted by the first three: what `block_sends` says rank by rank, added up."""
+    ranks, per, stage, stages = len(rows_RR), ways.per, ways.stage, _stages(ways.stage)
     sum_SRR = np.zeros((stages, ranks, ranks), np.int64)
     for i in range(ranks):
         for j in range(ranks):
@@ -144,7 +175,7 @@ def block_messages(rows_RR, per, stage, hashed, via_R, to_NNM, carrier):
             if i // per == j // per:
                 sum_SRR[stage[LOCAL], i, j] += rows
                 continue
-            a, b = via(i, j, per, hashed, via_R, to_NNM, carrier)
+            a, b = via(i, j, ways)
             if a != i:
                 sum_SRR[stage[BALANCE], i, a] += rows
             sum_SRR[stage[WIRE], a, b] += rows

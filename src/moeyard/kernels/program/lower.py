@@ -1,6 +1,6 @@
 """One rank's transfers into one rank's program.
 
-Called by `lower` (by way of `Lanes` where the form is lanes) and, for its helpers, by `verify`. A table is an array of
+Called by `lower` (by way of `Lanes` and `Blocks` where the form is one of them) and, for its helpers, by `verify`. A table is an array of
 transfers, see `tables`; an "own" stage is one in which the rank takes part, its "place" the number among them.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.lanes.parts import lane_part
+from moeyard.kernels.program.blocks import block_part
 from moeyard.kernels.program.tables import DST, ORIGIN, ROWS, SRC, STAGE, START, TARGET, by_payload, flipped
 
 INPUT, RELAY, OUTPUT = 0, 1, 2
@@ -229,6 +230,14 @@ def lower_lanes(rank, room, pairs, order):
     sends, receives = lane_part(False, room, rank, pairs, order), lane_part(True, room, rank, pairs, order)
     stages = len(order.after_ptr) - 1
     lowered = lower_tables(sends, receives, rank, pairs.rows_RR, stages, order.after_ptr, order.after)
+    return lowered, sends, receives
+
+
+@kernel
+def lower_blocks(rank, rows_RR, ways, after_ptr, after):
+    """`lower_lanes` of the blocks form."""
+    sends, receives = block_part(False, rank, rows_RR, ways), block_part(True, rank, rows_RR, ways)
+    lowered = lower_tables(sends, receives, rank, rows_RR, len(after_ptr) - 1, after_ptr, after)
     return lowered, sends, receives
 
 

@@ -42,9 +42,9 @@ class _Messages(NamedTuple):
     runs: list[list[int]]  # spaces, first rows, rows
 
     def between(self, first: int, last: int) -> tuple[Message, ...]:
-        spaces, begins, lengths = self.runs
-        ends = pairwise(self.first_run[first : last + 1])
-        runs = [tuple(zip(spaces[a:b], begins[a:b], lengths[a:b], strict=True)) for a, b in ends]
+        begin, end = self.first_run[first], self.first_run[last]
+        told = tuple(zip(*(column[begin:end] for column in self.runs), strict=True))
+        runs = [told[a - begin : b - begin] for a, b in pairwise(self.first_run[first : last + 1])]
         some = slice(first, last)
         return tuple(
             map(_MESSAGE, zip(self.peers[some], self.rows[some], runs, self.staged[some], strict=True))
