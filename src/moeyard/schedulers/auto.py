@@ -17,6 +17,7 @@ from moeyard.schedule import Form, Schedule
 from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, cheapest
 from moeyard.schedulers.lanes import (
     AT_ONCE,
+    even,
     fast_lanes,
     least_of_fast,
     least_of_shot,
@@ -188,7 +189,7 @@ def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
     yield from shunt_orders(pairs, best, all_at_once=False)
     if bounds.in_shifts < WORTH * best.seconds:
         yield "spread", least_of_spread(pairs), lambda: spread_lanes(pairs)
-    if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds:
+    if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds or even(pairs):
         return  # stages would cost latencies and gain nothing
     work, stages = node_work(pairs), pairs.cluster.nodes**2 + 1
     if latency > 0.0 and best.seconds < math.inf:  # more of them cost more than the best

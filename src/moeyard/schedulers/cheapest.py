@@ -11,7 +11,7 @@ from moeyard.forms.lanes import Lanes, Pairs
 
 Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
 
-WORTH = 0.999  # times the best: what cannot take less is not made
+WORTH = 0.995  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
 LOOK = 2.1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks (slow cores: 0.8e-8 to 2.5e-8)
 CHAINED = "shunt"

@@ -279,12 +279,17 @@ def _in_shifts(pairs: Pairs) -> bool:
     return even and nodes > 2 and looks.in_shifts <= NO_GAPS * looks.in_turn
 
 
-def _matched(pairs: Pairs) -> tuple[IntArray, float]:
-    """Matchings of like work, and their makespan; in finer steps where the usual ones leave gaps. Where all pairs are about as long, shifts."""
+def even(pairs: Pairs) -> bool:
+    """Whether all pairs are about as long, and shifts leave no gaps."""
     nodes = len(pairs.rows_NN)
     longest = nodes * (nodes - 1) * pairs.looks[1].longest
-    if _in_shifts(pairs) and longest <= ALIKE * float(pairs.seconds_NN.sum()):
-        return shifts(nodes), pairs.looks[1].in_shifts
+    return _in_shifts(pairs) and longest <= ALIKE * float(pairs.seconds_NN.sum())
+
+
+def _matched(pairs: Pairs) -> tuple[IntArray, float]:
+    """Matchings of like work, and their makespan; in finer steps where the usual ones leave gaps. Where all pairs are about as long, shifts."""
+    if even(pairs):
+        return shifts(len(pairs.rows_NN)), pairs.looks[1].in_shifts
     seconds = in_pieces(pairs.seconds_NN, pairs.rows_NN, math.inf, pairs.cluster.scale_out.latency)[1]
     perms: IntArray = heavy_matchings(seconds, STEP)
     matched = float(list_makespan(perms, seconds))
