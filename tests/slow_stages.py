@@ -44,16 +44,32 @@ def rows(messages) -> int:
     return sum(m[4] - m[3] for m in messages)
 
 
-def slow_assemble(wire, early, late, nodes, inside, per_node, barrier):
-    """What `assemble` says, as (order of stages, their names, messages by pair): a stage is ("balance", group, batch), ("local",),
+def slow_waves(rows, least, cuts):
+    """Wire messages of pairs in waves that end at `cuts`, in 64ths; pairs of fewer than `least` rows go whole, in the first."""
+    found = []
+    for w, (before, cut) in enumerate(pairwise([0, *cuts])):
+        for k, of_node in enumerate(rows.tolist()):
+            for f, count in enumerate(of_node):
+                lo, hi = count * before // 64, count * cut // 64
+                if count < least[k, f]:
+                    lo, hi = 0, count if w == 0 else 0
+                if lo < hi:
+                    found.append((w, k, f, lo, hi))
+    return found
+
+
+def slow_assemble(wire, early, late, nodes, inside, per_node, barrier, waves=0):
+    """What `assemble` says, or with `waves`, each of which has its stages, rows or not, `waved_form`: as (order of stages, their names, messages by pair): a stage is ("balance", group, batch), ("local",),
     ("wire", w) or ("spread", group, batch)."""
     messages = [(*m, e, l) for m, e, l in zip(wire.T.tolist(), early, late, strict=True)]
     group = (lambda node: node) if per_node else (lambda node: 0)
     groups = range(nodes) if per_node else range(1)
-    wires = sorted({m[0] for m in messages})
+    wires = range(waves) if waves else sorted({m[0] for m in messages})
     place = {("wire", w): (w, 1) for w in wires}  # (before, at or after which wire stage)
     if inside:
         place["local",] = (0, 0.5)
+        for w in range(waves):
+            place["balance", 0, w], place["spread", 0, w] = (w, 0), (w, 2)
         for w, k, f, _, _, e, l in messages:
             place.setdefault(("balance", group(k), e), (w, 0))
             place["spread", group(f), l] = (w, 2)

@@ -21,6 +21,7 @@ from moeyard.kernels.lanes.types import Order, PairRows
 from moeyard.kernels.program.lower import lower_lanes
 from moeyard.kernels.stages.forms import assemble, chained_form, staged_form
 from moeyard.kernels.stages.number import Wire as Assembly
+from moeyard.kernels.stages.waved import waved_form
 from moeyard.schedule import Stages
 from moeyard.traffic import Traffic
 
@@ -206,25 +207,23 @@ class Lanes(Lowered):
         return lower_lanes(rank, self._room, self.pairs.kernel, self.order)  # type: ignore[no-any-return]
 
 
-def order_lanes(
-    pairs: Pairs,
-    wire: Wire,
-    levels: tuple[IntArray, IntArray],
-    *,
-    per_node: bool,
-    barrier: bool,
-    waves: int = 0,
-) -> Lanes:
-    """The form of wire messages (wire stage, k, f, lo, hi) given in issue order, with their scale-up levels.
-
-    `waves`: so many wire stages, each with its scale-up stages, whether or not it has rows; 0: as many as are used.
-    """
+def order_lanes(pairs: Pairs, wire: Wire, levels: tuple[IntArray, IntArray]) -> Lanes:
+    """The form of wire messages (wire stage, k, f, lo, hi) given in issue order, with their scale-up levels: each wire stage after the last."""
     cluster = pairs.cluster
-    wires = waves or (int(wire[0, -1]) + 1 if wire.size else 0)
+    wires = int(wire[0, -1]) + 1 if wire.size else 0
     inside = cluster.ranks_per_node > 1
     scale_out, after_ptr, after, local, *messages = assemble(
-        Assembly(wire, *levels, wires, cluster.nodes, per_node, inside, barrier, waves > 0)
+        Assembly(wire, *levels, wires, cluster.nodes, False, inside, True)
     )
+    return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
+
+
+def waved_lanes(pairs: Pairs, least_NN: FloatArray, cuts: IntArray) -> Lanes:
+    """The form of pairs that all go at once, in waves that end at `cuts`, in 64ths of the rows; pairs of fewer than `least` rows whole, in the
+    first."""
+    cluster = pairs.cluster
+    inside, own = cluster.ranks_per_node > 1, cuts if cluster.nodes > 1 else cuts[:0]
+    scale_out, after_ptr, after, local, *messages = waved_form(pairs.rows_NN, least_NN, own, inside)
     return Lanes(pairs, Stages(scale_out, after_ptr, after), int(local), *messages)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -185,10 +185,17 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
-    bounds, latency = pairs.looks[1], pairs.latency
-    yield from shunt_orders(pairs, best, all_at_once=False)
+    """A chain; then, now that there is something to beat, the others, those that may take least first: they may rule out the rest."""
+    orders = shunt_orders(pairs, best, all_at_once=False)
+    yield from islice(orders, 1)
+    bounds, rest = pairs.looks[1], [*orders]
     if bounds.in_shifts < WORTH * best.seconds:
-        yield "spread", least_of_spread(pairs), lambda: spread_lanes(pairs)
+        rest.append(("spread", least_of_spread(pairs), lambda: spread_lanes(pairs)))
+    yield from sorted([*rest, *_in_matchings(pairs, best)], key=lambda one: one[1])
+
+
+def _in_matchings(pairs: Pairs, best: Best) -> Iterator[Candidate]:
+    bounds, latency = pairs.looks[1], pairs.latency
     if pairs.cluster.contention.loss == 0.0 or bounds.in_turn >= best.seconds or even(pairs):
         return  # stages would cost latencies and gain nothing
     work, stages = node_work(pairs), pairs.cluster.nodes**2 + 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeyard.arrays import IntArray
 from moeyard.cluster import Cluster
-from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes
+from moeyard.forms.lanes import Lanes, Pairs, Wire, chained_lanes, order_lanes, staged_lanes, waved_lanes
 from moeyard.kernels.cost.looks import BRIEF, chain_least, least_in_waves
 from moeyard.kernels.orders.birkhoff import birkhoff
 from moeyard.kernels.orders.matchings import (
@@ -22,7 +22,7 @@ from moeyard.kernels.orders.matchings import (
     shifts,
 )
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
-from moeyard.kernels.orders.waves import wave_cuts, waves
+from moeyard.kernels.orders.waves import wave_cuts
 from moeyard.kernels.stages.levels import levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, by_node, cheapest
@@ -102,8 +102,7 @@ def fast_lanes(pairs: Pairs, matchings: tuple[IntArray, IntArray] | None = None)
 
 
 def shot_lanes(pairs: Pairs) -> Lanes:
-    wire = waves(pairs.rows_NN, np.zeros(pairs.rows_NN.shape), _WHOLE)
-    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True)
+    return waved_lanes(pairs, np.zeros(pairs.rows_NN.shape), _WHOLE if pairs.busiest > 0.0 else _WHOLE[:0])
 
 
 def rails_lanes(pairs: Pairs) -> Lanes:
@@ -150,9 +149,7 @@ def worth_waves(pairs: Pairs) -> bool:
 def _in_waves(pairs: Pairs, cuts: IntArray) -> Lanes:
     cluster = pairs.cluster
     least = BRIEF * cluster.scale_out.latency * cluster.scale_out.bandwidth / pairs.traffic.row_bytes
-    wire = waves(pairs.rows_NN, least * pairs.capacity_NN, cuts)
-    count = len(cuts) if cluster.nodes > 1 else 0
-    return order_lanes(pairs, wire, (wire[0], wire[0]), per_node=False, barrier=True, waves=count)
+    return waved_lanes(pairs, least * pairs.capacity_NN, cuts)
 
 
 def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = True) -> Iterator[Candidate]:
@@ -308,7 +305,7 @@ def shunt_lanes(pairs: Pairs) -> Lanes:
 def _staged(pairs: Pairs, wire: Wire) -> Lanes:
     """One-to-one stages, each after the last."""
     levels = levels_by_stage(wire, *pairs.ratios.common)
-    return order_lanes(pairs, wire, levels, per_node=False, barrier=True)
+    return order_lanes(pairs, wire, levels)
 
 
 def node_work(pairs: Pairs) -> IntArray:

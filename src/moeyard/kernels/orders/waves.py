@@ -11,30 +11,6 @@ from moeyard.kernels.compile import kernel
 
 
 @kernel
-def waves(rows_NN, least_NN, cuts):
-    """Wire messages of pairs that all go at once, in waves that end at `cuts`, in 64ths of the rows. Pairs of fewer than
-    `least` rows go whole, in the first."""
-    nodes, room = len(rows_NN), 0
-    for k in range(nodes):
-        for f in range(nodes):
-            if rows_NN[k, f] > 0:
-                room += 1 if rows_NN[k, f] < least_NN[k, f] else len(cuts)
-    wire, n = np.empty((5, room), np.int64), 0
-    for w in range(len(cuts)):
-        before = cuts[w - 1] if w > 0 else 0
-        for k in range(nodes):
-            for f in range(nodes):
-                rows = rows_NN[k, f]
-                first, last = rows * before // 64, rows * cuts[w] // 64
-                if rows < least_NN[k, f]:
-                    first, last = 0, rows if w == 0 else 0
-                if first < last:
-                    wire[0, n], wire[1, n], wire[2, n], wire[3, n], wire[4, n] = w, k, f, first, last
-                    n += 1
-    return wire if n == room else wire[:, :n].copy()
-
-
-@kernel
 def wave_cuts(head, tail, finest):
     """Ends of waves, in 64ths: growing from both ends, each wave 1 / ratio times as large as the one nearer the edge."""
     room = 130

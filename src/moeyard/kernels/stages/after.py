@@ -97,7 +97,7 @@ def _named_by_wire(named, wire, wire_ptr, numbers, last, w):
 
 
 @inner
-def _merge(after, n, named, c, mark, s):
+def merge(after, n, named, c, mark, s):
     """Append the c stages named, once each, ascending; how many entries there are then."""
     lo = n
     for i in range(c):
@@ -145,6 +145,6 @@ def waits(wire, numbers, groups, levels):
         else:
             scale_out[s] = True
             c = _named_by_wire(named, wire, wire_ptr, numbers, last, which[s])
-        n = _merge(after, n, named, c, mark, s)
+        n = merge(after, n, named, c, mark, s)
         ptr[s + 1] = n
     return scale_out, ptr, after[:n].copy()

@@ -42,8 +42,7 @@ def assemble(wire):
     """Number the stages, say what each waits for, and sort the messages by pair: (which stages are scale-out, pointers, names,
     the stage of rows inside nodes, pointers over pairs, messages [5, message]: stage, lo, hi, balance, spread)."""
     groups = wire.nodes if wire.per_node else 1
-    levels = max(1, wire.stages) if wire.fixed else 1
-    early, late = wire.early, wire.late
+    levels, early, late = 1, wire.early, wire.late
     for m in range(len(early)):
         levels = max(levels, early[m] + 1, late[m] + 1)
     numbers = numbered(wire, groups, levels)
@@ -59,7 +58,7 @@ def staged_form(perms, sizes, rows_NN, work_NN, head, tail, finest, inside):
     early, late = levels_by_stage(messages, head, tail, finest)
     count = messages.shape[1]
     stages = messages[0, count - 1] + 1 if count > 0 else 0
-    return assemble(Wire(messages, early, late, stages, len(rows_NN), False, inside, True, False))
+    return assemble(Wire(messages, early, late, stages, len(rows_NN), False, inside, True))
 
 
 @kernel
@@ -68,4 +67,4 @@ def chained_form(messages, balance_ratio_N, spread_ratio_N, finest_N, inside):
     early, late = levels_by_node(messages, balance_ratio_N, spread_ratio_N, finest_N)
     count = messages.shape[1]
     stages = messages[0, count - 1] + 1 if count > 0 else 0
-    return assemble(Wire(messages, early, late, stages, len(finest_N), True, inside, False, False))
+    return assemble(Wire(messages, early, late, stages, len(finest_N), True, inside, False))

@@ -26,7 +26,6 @@ class Wire(NamedTuple):
     per_node: bool  # every node has scale-up stages of its own; else they are common
     inside: bool  # nodes have more than one rank
     barrier: bool  # a wire stage waits until its ranks have done their previous one
-    fixed: bool  # every wire stage has its scale-up stages, rows or not, so that no number depends on the traffic
 
 
 class Numbers(NamedTuple):
@@ -56,10 +55,7 @@ def _slots(wire, groups, levels):
     """The slot of each balance and each spread: before the first wire stage that it feeds, after the last that feeds it."""
     balance = np.full((groups, levels), NONE, np.int64)
     spread = np.full((groups, levels), NONE, np.int64)
-    if wire.inside and wire.fixed:
-        for w in range(wire.stages):
-            balance[0, w], spread[0, w] = _balance_slot(w), 3 * w + 3
-    elif wire.inside:
+    if wire.inside:
         w_stage, w_src, w_dst = wire.messages[0], wire.messages[1], wire.messages[2]
         early, late, per_node = wire.early, wire.late, wire.per_node
         for m in range(len(w_stage)):
