@@ -185,9 +185,10 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
 
 
 def _in_turn(pairs: Pairs, best: Best) -> Iterator[Candidate]:
-    """A chain; then, now that there is something to beat, the others, those that may take least first: they may rule out the rest."""
+    """A chain, so that there is something to beat; then the others, those that may take least first: they may rule out the rest. On even
+    traffic bounds say enough."""
     orders = shunt_orders(pairs, best, all_at_once=False)
-    yield from islice(orders, 1)
+    yield from islice(orders, 0 if even(pairs) else 1)
     bounds, rest = pairs.looks[1], [*orders]
     if bounds.in_shifts < WORTH * best.seconds:
         rest.append(("spread", least_of_spread(pairs), lambda: spread_lanes(pairs)))

@@ -35,7 +35,7 @@ STEP, FINER = 0.93, 0.99  # how far the work of matched pairs may fall from one 
 NO_GAPS = 1.002  # times what no order one to one can beat
 ALIKE = 1.15  # times what a node's pairs take in the mean: pairs about as long as one another
 GAPS = 1.02  # times the busiest node's time: matchings that take longer leave gaps
-SOONER = 0.92  # times what chains cannot beat: several at once that cannot beat less are looked at first
+SOONER = 0.96  # times what chains cannot beat: several at once that cannot beat less are looked at first
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
