@@ -70,6 +70,7 @@ class Line(NamedTuple):
         tuple[int, float, float]
     ]  # record, share of its rows that moved, balancedness on one record
     rest: float  # balancedness on one record of all others
+    most: float  # of all, if all others were level
 
 
 def measure(name, slots, every=1, traces=TRACES):
@@ -101,6 +102,7 @@ def measure(name, slots, every=1, traces=TRACES):
         len(records) * trace.num_layers,
         [(records[i], float(moved[i]), float(one[i])) for i in np.flatnonzero(moved > MOVED)],
         float(one[moved <= MOVED].mean()),
+        float(np.where(moved > MOVED, one, 1.0).mean()),
     )
 
 
@@ -124,7 +126,7 @@ def table(lines):
                 f"nothing foretold: {found:.3f}."
             )
         if line.strange:
-            text += f" All other records: {line.rest:.3f}.\n"
+            text += f" All other records: {line.rest:.3f}; were those level, all would be {line.most:.3f}.\n"
     return text.rstrip()
 
 

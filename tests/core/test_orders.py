@@ -21,7 +21,7 @@ from moeyard.kernels.orders.matchings import (
     shifts,
 )
 from moeyard.kernels.orders.open_shop import FAR, GAPS, NEAR, PLAINLY, in_pieces, open_shop, pieces_in_order
-from moeyard.kernels.orders.waves import wave_cuts, waves
+from moeyard.kernels.orders.waves import wave_cuts
 from moeyard.kernels.stages.forms import assemble
 from moeyard.kernels.stages.number import Wire
 
@@ -179,20 +179,6 @@ def test_no_piece_takes_longer_than_the_longest(rows, longest):
     )
 
 
-@given(rows=node_matrices(), least=st.sampled_from([0, 20, 10**7]))
-def test_waves_cut_every_pair_alike(rows, least):
-    cuts = np.array([4, 32, 64])
-    expected = []
-    for w, (a, b) in enumerate([(0, 4), (4, 32), (32, 64)]):
-        for k, f in np.argwhere(rows > 0).tolist():
-            lo, hi = rows[k, f] * a // 64, rows[k, f] * b // 64
-            if rows[k, f] < least:
-                lo, hi = 0, rows[k, f] if w == 0 else 0
-            if lo < hi:
-                expected.append([w, k, f, lo, hi])
-    assert waves(rows, np.full(rows.shape, float(least)), cuts).T.tolist() == expected
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), max_size=30),
     st.lists(st.integers(0, 2), min_size=3, max_size=3),
@@ -232,7 +218,7 @@ def test_stage_names_are_earlier_and_ascending():
     src, dst = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 2, 0, 2, 0, 1])
     lo, hi, level = np.zeros(6, np.int64), np.full(6, 4), np.zeros(6, np.int64)
     scale_out, ptr, after, local, *_ = assemble(
-        Wire(np.stack([np.arange(6), src, dst, lo, hi]), level, level, 6, 3, True, True, False, False)
+        Wire(np.stack([np.arange(6), src, dst, lo, hi]), level, level, 6, 3, True, True, False)
     )
     assert scale_out.sum() == 6
     assert not scale_out[local]

@@ -259,10 +259,10 @@ def test_of_schedules_that_cost_the_same_auto_takes_the_one_with_fewest_stages()
     cluster = Cluster(4, 4, Port(180e6, 0.01), Port(6e6, 0.01), contention=Contention(0.05, 1, 1.1))
     traffic = my.Traffic(np.full((16, 16), 114), 2048)
     best = my.schedule(cluster, traffic)
-    cost = dict(best.considered)
-    assert cost["spread"] == pytest.approx(cost["shunt"], rel=1e-9)
+    chain = my.schedule(cluster, traffic, "shunt")
+    assert dict(best.considered)["spread"] == pytest.approx(estimate(cluster, chain), rel=1e-9)
     assert best.scheduler == best.considered[0][0] == "spread"
-    assert best.num_stages < my.schedule(cluster, traffic, "shunt").num_stages
+    assert best.num_stages < chain.num_stages
 
 
 def test_a_node_without_a_live_nic_is_named():
@@ -325,7 +325,7 @@ def test_where_a_look_pays_the_choice_is_that_of_following_every_message(nodes, 
     cluster, traffic = sparse(nodes, nics, mb, seed)
     names = ("rails", "waves", "shot", "spread", "fast", "shunt")
     least = min(estimate(cluster, my.schedule(cluster, traffic, name)) for name in names)
-    assert estimate(cluster, my.schedule(cluster, traffic)) <= 1.001 * least
+    assert estimate(cluster, my.schedule(cluster, traffic)) <= least / cheapest.WORTH
 
 
 @SPARSE

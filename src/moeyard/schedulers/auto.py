@@ -18,6 +18,7 @@ from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, chea
 from moeyard.schedulers.lanes import (
     AT_ONCE,
     even,
+    exposed_inside,
     fast_lanes,
     least_of_fast,
     least_of_shot,
@@ -179,7 +180,7 @@ def _at_once(pairs: Pairs, best: Best) -> Iterator[Candidate]:
         return
     if worth_waves(pairs):  # else both are shot
         yield from wave_orders(pairs)
-        least += AT_ONCE * pairs.busiest * pairs.ratios.exposed
+        least += AT_ONCE * pairs.busiest * exposed_inside(pairs)
     if least < WORTH * best.seconds:
         yield "shot", max(least, least_of_shot(pairs)), lambda: shot_lanes(pairs)
 

@@ -11,9 +11,10 @@ from moeyard.forms.lanes import Lanes, Pairs
 
 Candidate = tuple[str, float, Callable[[], Lanes]]  # name, seconds that it cannot beat, how to make it
 
-WORTH = 0.995  # times the best: what cannot take less is not made
+WORTH = 0.999  # times the best: what cannot take less is not made
 CLOSE = 1.02  # times the best node by node: what is looked at again
 LOOK = 2.1e-8  # seconds that it takes to follow a message inside its nodes, for each pair of their ranks (slow cores: 0.8e-8 to 2.5e-8)
+ROUGH = 0.93  # times an estimate of lanes node by node: it may be as little, message by message
 CHAINED = "shunt"
 STAGED = "fast"  # its stages wait for one another: where a look pays, node by node takes at most 0.4% longer for it than message by message
 EXCHANGES = 4  # of one plan: rows there and back, forward and backward
@@ -67,15 +68,28 @@ def cheapest(
                 first = one
                 best.seconds = min(best.seconds, one.seconds)
     assert first is not None, "no candidates"
-    near = [one for one in seen if one.seconds <= CLOSE * first.seconds]
-    rough = [one for one in near if not one.fine and one.name != STAGED]
-    if any(one is not first for one in rough) and _pays([one.form for one in rough], first.seconds):
-        first = _looked_at_again(near)
+    first = _settled(seen, first)
     found = dict[str, float]()
     for one in seen:
         found[one.name] = min(one.seconds, found.get(one.name, one.seconds))
     found[first.name] = first.seconds
     return first.form, first.name, found
+
+
+def _settled(seen: list[Seen], first: Seen) -> Seen:
+    """The cheapest of those near the first, compared alike: all message by message if that pays, else all node by node."""
+    followed = any(one.fine for one in seen)
+    reach = 1 / ROUGH if followed else CLOSE  # of two that are rough, both may be too long
+    near = [one for one in seen if one.seconds <= (CLOSE if one.fine else reach) * first.seconds]
+    rough = [one for one in near if not one.fine and one.name != STAGED]
+    if not any(one is not first or followed for one in rough):
+        return first
+    if _pays([one.form for one in rough], first.seconds):
+        return _looked_at_again(near)
+    if not first.fine:
+        return first
+    alike = first._replace(seconds=estimate_lanes(first.form, fine=False))
+    return min([alike, *rough], key=lambda one: one.seconds)
 
 
 def by_node(pairs: Pairs) -> bool:

@@ -22,7 +22,7 @@ from moeyard.kernels.orders.matchings import (
     shifts,
 )
 from moeyard.kernels.orders.open_shop import in_pieces, pieces_in_order
-from moeyard.kernels.orders.waves import wave_cuts
+from moeyard.kernels.orders.waves import CUTS, wave_cuts
 from moeyard.kernels.stages.levels import levels_by_stage
 from moeyard.schedule import Schedule
 from moeyard.schedulers.cheapest import MANY_NODES, WORTH, Best, Candidate, by_node, cheapest
@@ -39,7 +39,7 @@ SOONER = 0.96  # times what chains cannot beat: several at once that cannot beat
 # Ends of the waves of `rails`, in 64ths of a pair's rows: small at first, so that little waits for the balance, and
 # small at last, so that little waits for the spread.
 _CUTS: IntArray = np.array([4, 32, 50, 61, 64], dtype=np.int64)
-_WHOLE: IntArray = np.array([64], dtype=np.int64)
+_WHOLE: IntArray = np.array([CUTS], dtype=np.int64)
 
 
 def schedule_spread(cluster: Cluster, traffic: Traffic) -> Schedule:
@@ -162,25 +162,28 @@ def shunt_orders(pairs: Pairs, best: Best | None = None, *, all_at_once: bool = 
             lambda: chained_lanes(pairs, in_list_order(np.empty((0, nodes), np.int16), rows, 0)),
         )
         return
-    waits = _least_in_turn(pairs)
+    waits, perms = _least_in_turn(pairs), None
     group, some = _some_at_once(pairs, all_at_once)
-    if some < SOONER * waits:  # then chains are seldom worth their latencies
+    sooner = some < SOONER * waits
+    if sooner:  # chains are seldom worth their latencies then; but no guess shall rule them out
         yield from _groups(pairs, group, some, best, None)
-    perms = None
+        waits = pairs.looks[1].in_turn
     if best is None or waits < WORTH * best.seconds:
         perms, orders = _chains(pairs)
         for least, more, messages in sorted(orders, key=lambda order: order[0] + order[1] / 2):
-            least += EXPOSED * more
-            if best is not None and least < WORTH * best.seconds < math.inf:
-                least = max(least, least_in_order(pairs, messages, by_node(pairs)))
-            yield "shunt", least, partial(chained_lanes, pairs, messages)
-    if some >= SOONER * waits:
+            about = least if sooner else least + EXPOSED * more
+            if (
+                best is not None and about < WORTH * best.seconds < math.inf
+            ):  # what is found later rules it out if that is certain
+                about = max(least, least_in_order(pairs, messages, by_node(pairs)))
+            yield "shunt", about, partial(chained_lanes, pairs, messages)
+    if not sooner:
         yield from _groups(pairs, group, some, best, perms)
 
 
 def _some_at_once(pairs: Pairs, all_at_once: bool) -> tuple[int, float]:
-    """How many messages at once are the best trade of latency, which they share, and contention, which they cost; and what that cannot
-    beat: infinite if it is one by one, or all, and not `all_at_once`."""
+    """How many messages at once are the best trade of latency, which they share, and contention, which they cost; and about what that
+    takes at least: infinite if it is one by one, or all, and not `all_at_once`."""
     latency, nodes, busiest = pairs.cluster.scale_out.latency, len(pairs.rows_NN), pairs.busiest
     loss = max(pairs.cluster.contention.loss, 1e-3)
     group = round(min(nodes - 1.0, math.sqrt(nodes * latency / max(loss * busiest, 1e-300))))
@@ -193,7 +196,7 @@ def _some_at_once(pairs: Pairs, all_at_once: bool) -> tuple[int, float]:
 
 def _exposed_at_once(pairs: Pairs, group: int) -> float:
     part = AT_ONCE * pairs.busiest * group / (len(pairs.rows_NN) - 1)
-    return max(part, EXPOSED * pairs.looks[1].longest) * pairs.ratios.exposed
+    return max(part, EXPOSED * pairs.looks[1].longest) * exposed_inside(pairs)
 
 
 def _groups(
@@ -203,8 +206,15 @@ def _groups(
     if least < WORTH * (math.inf if best is None else best.seconds):
         found = _matched(pairs)[0] if perms is None else perms
         wire = float(groups_makespan(found, pairs.seconds_NN, group, pairs.cluster.scale_out.latency))
-        least = wire + _exposed_at_once(pairs, group)
-        yield "shunt", least, lambda: _staged(pairs, in_list_order(found, pairs.rows_NN, group))
+        about = wire + _exposed_at_once(pairs, group)
+        if best is not None and about < WORTH * best.seconds < math.inf:  # the same
+            about = wire
+        yield "shunt", about, lambda: _staged(pairs, in_list_order(found, pairs.rows_NN, group))
+
+
+def exposed_inside(pairs: Pairs) -> float:
+    """Of a message's time on the wire, what is moved inside its nodes before and after it: where they have several ranks."""
+    return pairs.ratios.exposed if pairs.cluster.ranks_per_node > 1 else 0.0
 
 
 def _pieces(pairs: Pairs) -> float:
@@ -243,7 +253,7 @@ def least_of_fast(pairs: Pairs, matchings: tuple[IntArray, IntArray]) -> float:
 def _least_in_turn(pairs: Pairs) -> float:
     """What no order of `_chains` beats: a latency a pair, and what its longest piece leaves exposed."""
     longest = min(pairs.looks[1].longest, pairs.busiest / _pieces(pairs))
-    return pairs.looks[1].in_turn + EXPOSED * pairs.ratios.exposed * longest
+    return pairs.looks[1].in_turn + EXPOSED * exposed_inside(pairs) * longest
 
 
 def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wire]]]:
@@ -260,7 +270,7 @@ def _chains(pairs: Pairs) -> tuple[IntArray | None, list[tuple[float, float, Wir
         perms, matched = _matched(pairs)
         if matched < least:
             wire, least = in_list_order(perms, rows, 0), matched
-    longest, exposed, pieces = pairs.looks[1].longest, pairs.ratios.exposed, _pieces(pairs)
+    longest, exposed, pieces = pairs.looks[1].longest, exposed_inside(pairs), _pieces(pairs)
     orders = [(least, longest * exposed, wire)]
     if longest > busiest / pieces:
         parts, least = pieces_in_order(crossing, rows, busiest / pieces, latency)

@@ -7,9 +7,9 @@ import numpy as np
 from moeyard.kernels.common.sort import largest
 from moeyard.kernels.compile import kernel
 from moeyard.kernels.cost.share import BINS, share
+from moeyard.kernels.orders.waves import CUTS
 
 BRIEF = 2  # latencies: a pair that crosses within them gains nothing from waves
-CUTS = 64  # the finest in which waves divide a pair
 
 
 @kernel

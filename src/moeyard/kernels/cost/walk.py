@@ -13,7 +13,7 @@ import numpy as np
 from moeyard.kernels.compile import inner, kernel
 from moeyard.kernels.cost.inside import inside_rows
 from moeyard.kernels.cost.moves import at_rest, move_inside, new_local
-from moeyard.kernels.cost.share import Shared, share_all_from
+from moeyard.kernels.cost.share import FEW, Shared, share_all_from
 from moeyard.kernels.cost.times import new_clock, place_of, release
 from moeyard.kernels.cost.wire import few_rows, lane_wire, stage_seconds
 
@@ -135,7 +135,7 @@ def lanes_seconds(order, pairs, loads, local_rows, prices, fine, limit):
     local = new_local(local_rows, nodes, per)
     each = fine or wire.ptr_S[-1] <= MANY  # messages that start apart are followed one by one
     shared = new_shared(wire, each)
-    first = each and limit == np.inf
+    first = each and (limit == np.inf or nodes <= FEW)  # few on a port take no longer from their own starts
     differ = _walk(order, clock, wire, shared, inside, local, prices, each, first)
     if differ and not first and AT_LEAST * clock.last[0] < limit:
         _set_back(clock, local)

@@ -1,13 +1,12 @@
-"""Pairs of nodes all at once, in waves. Called by schedulers/lanes.py.
-
-Letters: w a wave, k a sender, f a receiver, N nodes; a wire is [5, message]: wire stage, k, f, lo, hi.
-"""
+"""Where the waves end in which pairs of nodes go, all at once. Called by schedulers/lanes.py."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from moeyard.kernels.compile import kernel
+
+CUTS = 64  # the finest in which waves divide a pair
 
 
 @kernel
@@ -31,7 +30,7 @@ def wave_cuts(head, tail, finest):
     count, sum_, last = 0, 0.0, 0
     for i in range(n + m):
         sum_ += before[i] if i < n else after[n + m - 1 - i]
-        cut = min(64, round(64 * sum_ / total))
+        cut = min(CUTS, round(CUTS * sum_ / total))
         if cut > last:
             cuts[count] = cut
             last = cut

@@ -1,4 +1,4 @@
-"""What each stage waits for. Called by forms.py.
+"""What each stage waits for. Called by forms.py; `merge` by waved.py too.
 
 A node's balance stages follow one another, and so do its spread stages, after the rows that stay inside; a balance never waits
 for a spread. A wire stage waits for its balances and for what its nodes sent and received before; a spread for its wire stages.

@@ -11,10 +11,9 @@ import numpy as np
 
 from moeyard.kernels.common.csr import pointers
 from moeyard.kernels.compile import inner, kernel
+from moeyard.kernels.orders.waves import CUTS
 from moeyard.kernels.stages.after import merge
 from moeyard.kernels.stages.number import NONE
-
-FINEST = 64  # in which waves divide a pair
 
 
 @inner
@@ -35,11 +34,11 @@ def _spread(w, inside):
 @inner
 def _count(rows, whole, cuts):
     """Messages of a pair."""
-    if rows == 0 or whole or rows >= FINEST:
+    if rows == 0 or whole or rows >= CUTS:
         return 0 if rows == 0 else 1 if whole else len(cuts)
     n, before = 0, 0
     for w in range(len(cuts)):
-        last = rows * cuts[w] // FINEST
+        last = rows * cuts[w] // CUTS
         n += last > before
         before = last
     return n
@@ -62,7 +61,7 @@ def _messages(rows_NN, least_NN, cuts, inside):
             rows, w, first = rows_NN[k, f], 0, 0
             whole = rows < least_NN[k, f]
             while n < ptr[k * nodes + f + 1]:
-                last = rows if whole else rows * cuts[w] // FINEST
+                last = rows if whole else rows * cuts[w] // CUTS
                 if last > first:
                     messages[0, n], messages[1, n], messages[2, n] = _wire(w, inside), first, last
                     messages[3, n], messages[4, n] = _balance(w, inside), _spread(w, inside)
