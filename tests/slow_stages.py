@@ -59,7 +59,8 @@ def slow_waves(rows, least, cuts):
 
 
 def slow_assemble(wire, early, late, nodes, inside, per_node, barrier, waves=0):
-    """What `assemble` says, or with `waves`, each of which has its stages, rows or not, `waved_form`: as (order of stages, their names, messages by pair): a stage is ("balance", group, batch), ("local",),
+    """What `assemble` says, or `waved_form` of so many `waves`, each of which has its stages, rows or not, as
+    (order of stages, their names, messages by pair): a stage is ("balance", group, batch), ("local",),
     ("wire", w) or ("spread", group, batch)."""
     messages = [(*m, e, l) for m, e, l in zip(wire.T.tolist(), early, late, strict=True)]
     group = (lambda node: node) if per_node else (lambda node: 0)

@@ -46,8 +46,7 @@ def cheapest(
     """The cheapest by `estimate`, its name, and the seconds of all that were made: what its bound rules out is not. Of those that
     cost the same, the one with the fewest stages: on even traffic, where they are alike, fewer parts drift apart less. With many
     nodes they are compared node by node, and message by message only where what moves inside nodes is known by place and that takes less
-    time than it may save: a chain at once, since its bound is close and a lower best rules out more; others where several come near the
-    best."""
+    time than it may save: the orders of `shunt` at once, since a lower best rules out more; others where several come near the best."""
     best = best or Best()
     first, seen = None, list[Seen]()
     for name, least, make in candidates:
